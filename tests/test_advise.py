@@ -66,6 +66,18 @@ class Brightness(nn.Module):
         return logits
 
 
+def write_trained(folder: Path) -> str:
+    """Save the network with BatchNorm, for normalized images, and return its name."""
+    torch.save(make_network(with_batch_norm=True), folder / "trained.pt")
+    code = f"import torch\n\ndef net():\n    return torch.load({str(folder / 'trained.pt')!r}, weights_only=False)\n"
+    (folder / "trained.py").write_text(code)
+    return f"file:{folder / 'trained.py'}:net"
+
+
+def join(values: tuple[float, ...]) -> str:
+    return ",".join(map(str, values))
+
+
 @cache
 def make_network(*, with_batch_norm: bool) -> nn.Module:
     return Brightness(nn.BatchNorm2d(4) if with_batch_norm else nn.Identity())
@@ -114,10 +126,11 @@ def test_the_race_recommends_what_is_better_and_writes_it_down(tmp_path: Path) -
         on_progress=lambda *done: seen.append(done),
     )
     assert advice.race.source.result.errors[0] > 0.3 > advice.recommended.result.errors[0]
-    assert advice.recommended.candidate.method in ("bn_stats", "tent") and advice.recommended.gain > 0.1
+    assert advice.recommended.gain > 0.1 and advice.race.default is not None
     assert seen and all(0 <= done <= total for done, total in seen)
     text = repr(advice)
-    for expected in ("Brightness, 0.00 M parameters, 3 classes, 1 BatchNorm2d", "scored against labels", "* BN Stats"):
+    label = advice.recommended.candidate.label
+    for expected in ("Brightness, 0.00 M parameters, 3 classes, 1 BatchNorm2d", "scored against labels", f"* {label}"):
         assert expected in text
     names: dict[str, Any] = {"net": net, "ctta": ctta}
     exec(text.splitlines()[-1], names)
@@ -137,7 +150,7 @@ def test_a_killed_race_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     def count(model: ctta.Tent, x: torch.Tensor) -> torch.Tensor:
         nonlocal steps
         steps += 1
-        if steps == 12:  # within the first round
+        if steps == 8:  # within the first round
             raise KeyboardInterrupt
         return adapt_step(model, x)
 
@@ -187,7 +200,7 @@ def test_methods_that_cannot_work_are_left_out_with_a_reason() -> None:
     plain, normed = make_network(with_batch_norm=False), make_network(with_batch_norm=True)
 
     def reasons(net: nn.Module, order: Any = "shuffled", methods: list[str] | None = None) -> dict[str, str]:
-        found = list_candidates(net, batch_size=8, order=order, methods=methods, threshold=0.5)
+        found = list_candidates(net, batch_size=8, order=order, methods=methods)
         return found[1]
 
     shuffled = reasons(normed)
@@ -240,14 +253,15 @@ def test_the_command_writes_a_file_that_names_the_network(tmp_path: Path) -> Non
     images, _ = draw_images()
     np.savez(tmp_path / "clean.npz", images=images)
     out = tmp_path / "mine.toml"
-    arguments = ("--model", write_network(tmp_path), "--images", tmp_path / "clean.npz", "--out", out, *FAST)
-    text = output(advise, *arguments, "--methods", "bn_stats", "--any-input")
+    model = ("--model", write_trained(tmp_path), "--mean", join(MEAN), "--std", join(STD))
+    arguments = (*model, "--images", tmp_path / "clean.npz", "--out", out, *FAST)
+    text = output(advise, *arguments, "--methods", "bn_stats")
     assert "own answers on the clean images" in text and f"ctta adapt --config {out}" in text
     assert not (tmp_path / "mine.toml.progress").exists()
-    assert 'model = "file:network.py:net"' in out.read_text() and ctta.from_config(out).num_steps == 0
-    found = json.loads(output(advise, *arguments, "--methods", "bn_stats", "--any-input", "--json"))
-    assert found["recommended"] in ("source", "bn_stats")
-    assert [row["method"] for row in found["finalists"]][:1] == ["bn_stats"]
+    assert 'model = "file:trained.py:net"' in out.read_text() and ctta.from_config(out).num_steps == 0
+    found = json.loads(output(advise, *arguments, "--methods", "bn_stats", "--json"))
+    assert found["recommended"] in ("source", "bn_stats", "vane")
+    assert {row["method"] for row in found["finalists"]} >= {"bn_stats", "vane"}
 
 
 def test_quick_tries_a_few_methods_at_their_published_settings(tmp_path: Path) -> None:
@@ -255,9 +269,10 @@ def test_quick_tries_a_few_methods_at_their_published_settings(tmp_path: Path) -
     out = ("--out", tmp_path / "ctta.toml")
     common = ("--model", write_network(tmp_path), "--images", tmp_path / "images", *FAST, *out, "--quick")
     text = output(advise, *common, "--methods", "bn_stats", "--any-input")
-    for expected in ("Source", "BN Stats Adapt", "fog 5", 'ctta.adapt(net, "'):
+    for expected in ("Source", "BN Stats Adapt", "VANE", "fog 5"):
         assert expected in text
     assert "Dropped" not in text
+    assert text.startswith("WARNING: ") and "ctta.adapt(" not in text and "ctta.toml, for the network as it is" in text
     found = json.loads(output(advise, *common, "--any-input", "--json"))
     assert {row["method"] for row in found["finalists"]} == {"bn_stats", "tent", "cotta_fast", "vane"}
     assert all(row["settings"] == {} for row in found["finalists"]) and found["dropped"] == []

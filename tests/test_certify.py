@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch import nn
 
 import ctta
 from ctta.advise import ScenarioOutcome, label_images, measure_influence
-from ctta.advise.influence import count_batches, use_median_
+from ctta.advise.influence import count_images, use_median_
 from ctta.cli.advise import certify
 from ctta.data.datasets import CleanImages
 from ctta.evaluation import Interval
@@ -46,7 +47,7 @@ def arguments(tmp_path: Path) -> tuple[object, ...]:
     np.savez(tmp_path / "clean.npz", images=images)
     (tmp_path / "harmful.py").write_text(HARMFUL)
     common = ("--model", write_network(tmp_path), "--images", tmp_path / "clean.npz", "--out", tmp_path / "out")
-    return (*common, *FAST)
+    return (*common, *FAST, "--any-input")  # the network is not trained
 
 
 def test_a_method_that_harms_fails_and_the_page_says_where(arguments: tuple[object, ...], tmp_path: Path) -> None:
@@ -153,9 +154,14 @@ def test_one_image_changes_other_answers_by_batch_statistics_only() -> None:
         assert flipped["batch statistics", "hostile"] > flipped[remedy, "hostile"]
     assert measure_influence(nn.Sequential(nn.Flatten(), nn.Linear(768, 10)), labeled, batch_size=8) == []
     assert measure_influence(net, labeled, batch_size=1) == []
-    steps: list[None] = []
-    few = measure_influence(net, labeled, batch_size=16, on_batch=lambda: steps.append(None))
-    assert len(steps) == count_batches(net, 32, 16) == 30  # too few batches for a window of four
+    costs: dict[str, int] = {}
+
+    def run_cell(name: str, num_images: int, measure: Callable[[], float]) -> float:
+        costs[name] = num_images
+        return measure()
+
+    few = measure_influence(net, labeled, batch_size=16, run_cell=run_cell)
+    assert len(costs) == 30 and sum(costs.values()) == count_images(net, 32, 16)  # too few batches for a window of four
     assert measure_influence(net, labeled, batch_size=100)[0].batch_size == 32  # fewer images than a batch has
     assert len(few) == 15 and "batch statistics over four batches" not in {row.mode for row in few}
 
@@ -189,6 +195,7 @@ def test_python() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 3)).eval()
     images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
     sizes: dict[str, Any] = {"batch_size": 8, "batch_sizes": [4], "num_seeds": 1, "num_visits": 5}
-    certificate = ctta.certify(net, images, method="tent", settings={"lr": 1e-5}, corruptions=["fog"], **sizes)
+    given: dict[str, Any] = {"method": "tent", "settings": {"lr": 1e-5}, "check_normalization": False}
+    certificate = ctta.certify(net, images, corruptions=["fog"], **given, **sizes)
     assert isinstance(certificate, ctta.Certificate) and certificate.guarded and len(certificate.scenarios) == 6
     assert "TENT lr=1e-05 (guarded)" in repr(certificate)

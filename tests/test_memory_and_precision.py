@@ -3,17 +3,15 @@
 import copy
 import gc
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import ctta
-from ctta.advise.candidates import list_candidates
-from ctta.advise.race import RaceSettings
 from ctta.benchmark.options import BenchmarkOptions
 from ctta.benchmark.recipes import build_task
 from ctta.core.options import Precision
@@ -162,10 +160,20 @@ def test_what_methods_are_compared_with_has_their_precision() -> None:
     task = build_task("embedded", BenchmarkOptions(amp="bf16"), [])
     assert all(task.methods[name].build_model(net, 0).amp == "bf16" for name in ("source", "tent", "vane"))
     assert "--amp bf16" in BenchmarkOptions(amp="bf16").changes and "amp" not in BenchmarkOptions().to_dict()
-    candidates, _ = list_candidates(net, batch_size=16, order="shuffled", methods=["tent"], threshold=None, amp="fp16")
-    settings = RaceSettings((), 16, "shuffled", 1.0, amp="fp16")
-    assert [each.build(net).amp for each in (settings.source, *candidates)] == ["fp16", "fp16"]
-    assert candidates[0].key == "tent amp=fp16" and replace(settings, amp=None).source.key == "source"
+    images = np.random.default_rng(0).integers(256, size=(32, 16, 16, 3), dtype=np.uint8)
+    advice = ctta.advise(
+        net,
+        images,
+        methods=["tent"],
+        corruptions=["fog"],
+        batch_size=8,
+        quick=True,
+        check_normalization=False,
+        amp="bf16",
+    )
+    rows = [advice.race.source, *advice.race.finalists]
+    assert len(rows) == 3 and all(row.candidate.build(net).amp == "bf16" for row in rows)
+    assert advice.config().settings["amp"] == "bf16" and advice.build().amp == "bf16"
 
 
 def test_amp_without_asking_the_author() -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from torch import nn
 from typing_extensions import deprecated
 
-from ctta.advise.calibration import calibrate_threshold, collect_signals, fit_estimator, list_steps
+from ctta.advise.calibration import collect_signals, fit_estimator, list_steps
 from ctta.advise.candidates import count_norm_layers, list_candidates
 from ctta.advise.images import (
     DEFAULT_CORRUPTIONS,
@@ -21,19 +21,24 @@ from ctta.advise.images import (
     ImageSource,
     ImageStreams,
     StreamOrder,
-    iter_batches,
 )
-from ctta.advise.input_check import InputCheck, check_input
-from ctta.advise.race import CHEAP, SOURCE, Race, RaceRow, RaceSettings, run_race
+from ctta.advise.input_check import InputCheck, read_images
+from ctta.advise.race import CHEAP, DEFAULT, SOURCE, Race, RaceRow, RaceSettings, run_race
 from ctta.core.config import AdaptationConfig, relative_model
 from ctta.core.model import AdaptiveModel
 from ctta.core.options import Amp, Option, parse_names, takes_options
-from ctta.core.registry import DEFAULT_METHOD, resolve_method
+from ctta.core.registry import resolve_method
 from ctta.core.validation import check_choice, check_integer, check_positive
 from ctta.data.corruptions.registry import check_corruption
 from ctta.data.datasets.base import CLEAN
-from ctta.errors import ConfigError
-from ctta.evaluation.display import format_range, join_names, render_text_table
+from ctta.evaluation.display import (
+    format_percent,
+    format_range,
+    join_names,
+    render_text_table,
+    subtract_printed,
+    to_points,
+)
 from ctta.evaluation.intervals import estimate_interval
 from ctta.guard import GainEstimator
 from ctta.models import Normalized
@@ -106,7 +111,7 @@ class Advice:
         """Return the recommended configuration, as ``ctta.toml`` has it."""
         row = self.recommended
         chosen = row.candidate
-        settings = dict(chosen.settings)
+        settings = dict(chosen.settings) | ({"amp": chosen.amp} if chosen.amp else {})
         if "batch_stats" in signature(resolve_method(chosen.method).method).parameters:
             # As it was tried: 'ctta adapt' would blend the statistics of methods that leave the choice to it.
             settings.setdefault("batch_stats", chosen.build(self.net).batch_stats)
@@ -172,10 +177,10 @@ class Advice:
             rows.append(
                 {
                     "": f"{'*' if row is chosen else ' '} {row.candidate.label}",
-                    "error %": f"{100 * row.result.error:.1f}{half}",
-                    "minus Source": "" if row.difference is None else f"{100 * row.difference.estimate:+.1f}",
+                    "error %": f"{to_points(row.result.error):.1f}{half}",
+                    "minus Source": "" if row is self.race.source else _minus(row, self.race.source),
                     "95 % interval": "" if row.difference is None else format_range(row.difference),
-                    "clean %": f"{100 * row.result.errors[-1]:.1f}",
+                    "clean %": f"{to_points(row.result.errors[-1]):.1f}",
                     "ms/image": f"{row.result.ms_per_image:.2f}",
                     "memory": f"{row.memory / 2**20:.{1 if row.memory < 100 * 2**20 else 0}f} MiB",
                 }
@@ -186,31 +191,44 @@ class Advice:
     def verdict(self) -> list[str]:
         """What follows from the table, in sentences."""
         chosen, cheap, source = self.recommended, self.cheap, self.race.source
+        default = self.race.default
         if chosen is source:
             lines = ["Recommended: Source. No method is significantly better than the network without adaptation."]
-            if self.race.finalists:
-                best = self.race.finalists[0]
-                lines.append(f"The best one, {best.candidate.label}, differs by {_describe_gain(best)}.")
+            if default is not None:
+                lines.append(
+                    f"{default.candidate.label}, the default, has {_describe_gain(default, source)} than Source."
+                )
+            else:
+                lines.append(f"The default could not be measured: {self.race.left_out[DEFAULT.key]}.")
+            if (best := self.race.finalists[:1]) and best[0] is not default:
+                lines.append(f"The best one, {best[0].candidate.label}, has {_describe_gain(best[0], source)}.")
             return lines
-        lines = [f"Recommended: {chosen.candidate.label}, {_describe_gain(chosen)} than Source."]
-        if (loss := chosen.result.errors[-1] - source.result.errors[-1]) > 0.01:
-            lines.append(f"On clean images, after the others, it has {100 * loss:.1f} points more error than Source.")
+        lines = [f"Recommended: {chosen.candidate.label}, {_describe_gain(chosen, source)} than Source."]
+        if default is not None and default is not chosen:
+            lines.append(f"The default, {default.candidate.label}, has {_describe_gain(default, source)}.")
+        if (loss := subtract_printed(chosen.result.errors[-1], source.result.errors[-1])) > 1:
+            lines.append(f"On clean images, after the others, it has {loss:.1f} points more error than Source.")
         if cheap is not chosen:
-            what = "Source" if cheap is source else f"{cheap.candidate.label}, {_describe_gain(cheap)} than Source"
+            gain = "" if cheap is source else f", {_describe_gain(cheap, source)} than Source"
+            what = f"{cheap.candidate.label}{gain}"
             lines.append(f"If it must be cheap (at most {CHEAP:g} times the time of Source): {what}.")
         return lines
 
     def __repr__(self) -> str:
         network, images, given = self.network, self.images, self.settings
         layers = ", ".join(f"{count} {kind}" for kind, count in network.norm_layers.items()) or "no norm layers"
-        clean = "" if images.clean_error is None else f", error as they are {100 * images.clean_error:.1f} %"
+        clean = "" if images.clean_error is None else f", error as they are {format_percent(images.clean_error)}"
         corruptions = ", ".join(name if name == "none" else f"{name} {severity:g}" for name, severity in given.steps)
         lines = [
             f"Network:  {network.name}, {network.num_parameters / 1e6:.2f} M parameters, "
             f"{network.num_classes} classes, {layers}",
             f"Images:   {images.num_images} of {images.size[0]}x{images.size[1]}, scored against "
             f"{images.reference}{clean}",
-            network.input_check.describe().replace("Input: ", "Input:    "),
+            *(
+                [network.input_check.describe().replace("Input: ", "Input:    ")]
+                if network.input_check.is_expected
+                else []
+            ),
             f"Stream:   batches of {given.batch_size}, {given.order}; {corruptions.replace('none', 'clean')}; "
             f"{self.race.num_final} images each",
             "",
@@ -219,7 +237,7 @@ class Advice:
         ]
         if self.race.dropped:
             texts = [
-                f"{row.candidate.label} {f'{100 * row.difference.estimate:+.1f}' if row.difference else ''}"
+                f"{row.candidate.label} {'' if row.difference is None else f'{100 * row.difference.estimate:+.1f}'}"
                 for row in self.race.dropped
             ]
             lines.append(
@@ -229,20 +247,29 @@ class Advice:
         for name, reason in self.race.left_out.items():
             reasons.setdefault(reason, []).append(name)
         lines += [f"Not tried: {join_names(names, 12)} ({reason})." for reason, names in reasons.items()]
+        if not network.input_check.is_expected:
+            warning = f"WARNING: {network.input_check.describe()}. What follows is about the network as it is."
+            return "\n".join([warning, "", *lines, "", *self.verdict])
         return "\n".join([*lines, "", *self.verdict, "", self.python])
 
 
-def _describe_gain(row: RaceRow) -> str:
-    points = f"{abs(100 * row.gain):.1f} points {'less' if row.gain >= 0 else 'more'} error"
-    if row.difference is None:
-        return points
-    low, high = sorted(100 * abs(end) for end in (row.difference.low, row.difference.high))
-    ends = f"{low:.1f} to {high:.1f}" if row.difference.excludes_zero else format_range(row.difference)
+def _minus(row: RaceRow, source: RaceRow) -> str:
+    return f"{0.0 - row.points_below(source):+.1f}"
+
+
+def _describe_gain(row: RaceRow, source: RaceRow) -> str:
+    """Return how much less error a row has, in the numbers of the table."""
+    gain, found = row.points_below(source), row.difference
+    points = f"{abs(gain):.1f} points {'less' if gain > 0 else 'more'} error" if gain else "no less error"
+    if found is None:
+        return f"{points} (too few batches for an interval)"
+    less = gain >= 0
+    ends = format_range(replace(found, low=-found.high, high=-found.low) if less else found)
     return f"{points} (95 % interval {ends})"
 
 
 #: What ``quick`` tries, and on how many images.
-QUICK_METHODS, QUICK_IMAGES = ("bn_stats", "tent", "cotta_fast", DEFAULT_METHOD), 256
+QUICK_METHODS, QUICK_IMAGES = ("bn_stats", "tent", "cotta_fast"), 256
 #: How many images are used by default, and batches if these have more.
 NUM_IMAGES, NUM_BATCHES = 512, 10
 #: Images of each domain that the estimate of accuracy without labels is calibrated on.
@@ -256,8 +283,8 @@ class AdviseOptions(ImageOptions):
     quick: Annotated[
         bool,
         Option(
-            "Try bn_stats, tent, cotta_fast and vane, or --methods, on 256 images at their published settings: a "
-            "minute instead of ten."
+            "Try vane, bn_stats, tent and cotta_fast, or vane and --methods, on 256 images at their published "
+            "settings: a minute instead of ten."
         ),
     ] = False
     batch_size: Annotated[
@@ -273,8 +300,8 @@ class AdviseOptions(ImageOptions):
     methods: Annotated[
         Sequence[str] | None,
         Option(
-            "Try these methods, such as tent,cotta_fast or file:PATH.py:Class (see: ctta methods). "
-            "Default: all that can work.",
+            "Try these methods beside the default one, such as tent,cotta_fast or file:PATH.py:Class (see: ctta "
+            "methods). Default: all that can work.",
             "NAMES",
             parse=parse_names,
         ),
@@ -292,15 +319,13 @@ class AdviseOptions(ImageOptions):
         ),
     ] = None
     budget: Annotated[
-        float, Option("Take about this many minutes; slow methods are left out for it.", "MINUTES", min=0.01)
-    ] = 10.0
-    check_normalization: Annotated[
-        bool,
+        float,
         Option(
-            "Stop if the network clearly expects images in another normalization, or continue with any input.",
-            name="--check-normalization/--any-input",
+            "Take about this many minutes; slow methods are left out for it, and vane_fast stands for vane.",
+            "MINUTES",
+            min=0.01,
         ),
-    ] = True
+    ] = 10.0
     seed: Annotated[int, Option("Seed the choice of images, the corruptions and the order.", "N", min=0)] = 0
     amp: Amp = None
 
@@ -310,10 +335,11 @@ def advise(net: nn.Module, images: ImageSource, options: AdviseOptions) -> Advic
     """Find out whether adaptation helps a network, and which method and settings, on the user's own images.
 
     First it checks that the network expects the images that it is given. Methods that cannot work are left out, each
-    with a reason. The others adapt to the images under one corruption after the other, and to the clean images at the
-    end: all of them on a part of the images, then the best few on more. With ``quick``, a few methods adapt to all of
-    the images, at their published settings. Without labels, errors are counted against the network's answers on the
-    clean images.
+    with a reason. The others, the default method first, adapt to the images under one corruption after the other, and
+    to the clean images at the end: all of them on a part of the images, then the default and the best few on more.
+    Other settings than the default ones are recommended only if they are also better on images that are held back for
+    this. With ``quick``, a few methods adapt to all of the images, at their published settings. Without labels, errors
+    are counted against the network's answers on the clean images.
 
     Args:
         net: The network, for images in [0, 1]; it is never changed.
@@ -341,25 +367,15 @@ def advise(net: nn.Module, images: ImageSource, options: AdviseOptions) -> Advic
         resolve_method(name)
     default = QUICK_IMAGES if options.quick else max(NUM_IMAGES, NUM_BATCHES * batch_size)
     limit = default if options.limit is None else check_integer("limit", options.limit, 1)
-    labeled = options.read_images(net, images, limit=limit, seed=options.seed)
-    found = check_input(net, labeled)
-    if found.expected is not None and options.check_normalization:
-        raise ConfigError(
-            f"{found.describe()}. To continue with the network as it is, give --any-input (check_normalization=False)"
-        )
-    threshold = None
-    if not options.quick:  # rounded, so that what is tried is exactly what a user pastes
-        threshold = round(calibrate_threshold(net, iter_batches(net, labeled.images, batch_size)), 3)
-    candidates, left_out = list_candidates(
-        net, batch_size=batch_size, order=order, methods=methods, threshold=threshold, amp=options.amp
-    )
+    labeled, found = read_images(net, images, options, limit=limit, seed=options.seed)
+    candidates, left_out = list_candidates(net, batch_size=batch_size, order=order, methods=methods)
     steps = (*((name, float(options.severity)) for name in corruptions), (CLEAN, 0.0))
     settings = RaceSettings(steps, batch_size, order, 60 * options.budget, options.seed, options.quick, options.amp)
     with nullcontext(options.folder) if options.folder else TemporaryDirectory(prefix="ctta-advise-") as path:
         race = run_race(net, ImageStreams(labeled), candidates, settings, Path(path), on_progress=options.on_progress)
     race.left_out = left_out | race.left_out
     estimator, chosen = None, race.choose().candidate
-    if chosen.method != SOURCE and not options.quick:
+    if chosen != SOURCE and not options.quick:
         few = labeled.select(slice(CALIBRATION_IMAGES))
         estimator = fit_estimator(collect_signals(net, few, chosen, list_steps(), batch_size, options.on_progress))
     height, width = labeled.images.shape[1:3]

@@ -5,7 +5,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ctta.advise.images import StreamOrder
 from ctta.core.model import AdaptiveModel
 from ctta.core.options import Precision
-from ctta.core.registry import DEFAULT_METHOD, resolve_method
+from ctta.core.registry import resolve_method
 from ctta.errors import ConfigError, InputError, first_line
 from ctta.methods import METHODS
 from ctta.nn import find_norm_layers
@@ -38,6 +38,7 @@ class Candidate:
 
     method: str
     settings: dict[str, Any] = field(default_factory=dict)  # as plain values for ctta.toml
+    amp: Precision | None = field(default=None, compare=False)  # the user's choice, alike for all candidates
 
     @property
     def key(self) -> str:
@@ -57,7 +58,8 @@ class Candidate:
     def build(self, net: nn.Module) -> AdaptiveModel:
         """Wrap a network in a new model."""
         named = resolve_method(self.method)
-        return named.build(net, **named.parse(self.texts))
+        precision = {} if self.amp is None else {"amp": self.amp}
+        return named.build(net, **precision, **named.parse(self.texts))
 
 
 @dataclass(frozen=True)
@@ -73,32 +75,20 @@ def count_norm_layers(net: nn.Module) -> dict[str, int]:
     return dict(Counter(type(net.get_submodule(name)).__name__ for name in sorted(find_norm_layers(net))))
 
 
-def amp_setting(amp: Precision | None) -> dict[str, Any]:
-    """Return the precision of a candidate as its setting; empty in float32."""
-    return {} if amp is None else {"amp": amp}
-
-
 def list_candidates(
-    net: nn.Module,
-    *,
-    batch_size: int,
-    order: StreamOrder,
-    methods: Sequence[str] | None,
-    threshold: float | None,
-    amp: Precision | None = None,
+    net: nn.Module, *, batch_size: int, order: StreamOrder, methods: Sequence[str] | None
 ) -> tuple[list[Candidate], dict[str, str]]:
     """Return the candidates for a network without Source, and the methods that are left out with the reason.
 
-    Without ``methods``, all are tried that can work. CoTTA's confidence threshold replaces the published one.
+    Without ``methods``, all are tried that can work.
     """
-    names = dict.fromkeys(methods or [*METHODS, *PRESETS, DEFAULT_METHOD])
+    names = dict.fromkeys(methods or [*METHODS, *PRESETS])
     names.pop("source", None)
     reasons = {
         name: _find_reason(name, net, batch_size=batch_size, order=order, is_chosen=methods is not None)
         for name in names
     }
-    settings = {name: _fit_settings(name, threshold) | amp_setting(amp) for name in names}
-    chosen = [Candidate(name, settings[name]) for name in names if reasons[name] is None]
+    chosen = [Candidate(name) for name in names if reasons[name] is None]
     return chosen, {name: reason for name, reason in reasons.items() if reason}
 
 
@@ -125,25 +115,23 @@ def _find_reason(name: str, net: nn.Module, *, batch_size: int, order: StreamOrd
     return None
 
 
-def _fit_settings(name: str, threshold: float | None) -> dict[str, Any]:
-    """Return the settings of a method that depend on the network."""
-    parameters = signature(resolve_method(name).method).parameters
-    takes_it = "threshold" in parameters and name.startswith(("cotta", "petal"))
-    return {"threshold": threshold} if takes_it and threshold is not None else {}
+def vary(candidate: Candidate, net: nn.Module, threshold: float) -> list[Candidate]:
+    """Return variants of a candidate: a third and three times its learning rate, and blended statistics.
 
-
-def vary(candidate: Candidate, net: nn.Module) -> list[Candidate]:
-    """Return variants of a candidate: a third and three times its learning rate, and blended statistics."""
+    For the methods that have CoTTA's confidence threshold, also the one that was calibrated for the network.
+    """
     named = resolve_method(candidate.method)
     model = candidate.build(net)
     variants = []
+    if candidate.method.startswith(("cotta", "petal")) and "threshold" in signature(named.method).parameters:
+        variants.append(replace(candidate, settings=candidate.settings | {"threshold": threshold}))
     if model.optimizer is not None:
         rate = float(model.optimizer.param_groups[0]["lr"])
         rates = [float(f"{factor * rate:.1g}") for factor in (0.3, 3)]
-        variants += [Candidate(candidate.method, candidate.settings | {"lr": each}) for each in rates]
+        variants += [replace(candidate, settings=candidate.settings | {"lr": each}) for each in rates]
     has_batch_norm = any(isinstance(module, _BatchNorm) for module in net.modules())
     if "batch_stats" in signature(named.method).parameters and has_batch_norm and model.batch_stats == "auto":
-        variants.append(Candidate(candidate.method, candidate.settings | {"batch_stats": "blend"}))
+        variants.append(replace(candidate, settings=candidate.settings | {"batch_stats": "blend"}))
     return variants
 
 

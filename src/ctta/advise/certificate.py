@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -15,10 +16,11 @@ from typing import Annotated, Any, Literal
 from torch import nn
 from typing_extensions import Doc, deprecated
 
-from ctta.advise.candidates import Candidate, amp_setting
+from ctta.advise.candidates import Candidate
 from ctta.advise.images import ImageOptions, ImageSource, ImageStreams
-from ctta.advise.influence import Influence, count_batches, measure_influence
-from ctta.advise.race import SOURCE, OnProgress, WorkFolder, identify, identify_method
+from ctta.advise.influence import Influence, count_images, measure_influence
+from ctta.advise.input_check import read_images
+from ctta.advise.race import NUM_PROBES, SOURCE, WorkFolder, WorkProgress, identify, identify_method
 from ctta.core.model import AdaptiveModel
 from ctta.core.options import Option, parse_names, takes_options
 from ctta.core.registry import DEFAULT_METHOD, resolve_method
@@ -31,7 +33,7 @@ from ctta.evaluation import Interval, Result, evaluate
 from ctta.evaluation.display import format_range, render_text_table
 from ctta.evaluation.intervals import estimate_difference
 from ctta.evaluation.results import select_visits
-from ctta.evaluation.steps import describe_environment, find_weight
+from ctta.evaluation.steps import describe_environment, find_weight, step_batch
 from ctta.guard import Guarded, InputSpec
 from ctta.io.atomic import atomic_write
 from ctta.models import Normalized
@@ -274,7 +276,8 @@ def certify(net: nn.Module, images: ImageSource, options: CertifyOptions) -> Cer
 
     In every scenario the method and the network without adaptation see the same batches, for several seeds of the
     order and of the method. The worst seed decides: the method passes if the upper end of the 95 % interval of its
-    error minus that of the network is within the tolerance.
+    error minus that of the network is within the tolerance. First it checks, as :func:`ctta.advise` does, that the
+    network expects the images that it is given.
 
     Args:
         net: The network, for images in [0, 1]; it is never changed.
@@ -285,7 +288,7 @@ def certify(net: nn.Module, images: ImageSource, options: CertifyOptions) -> Cer
         The certificate: print it, or ``certificate.write("certificate")``.
 
     Raises:
-        ConfigError: An argument is not valid.
+        ConfigError: The network expects other images, or an argument is not valid.
         DataError: The images cannot be read.
     """
     batch_size = options.batch_size
@@ -293,23 +296,32 @@ def certify(net: nn.Module, images: ImageSource, options: CertifyOptions) -> Cer
     check_integer("num_visits", options.num_visits, LAST_VISITS)
     check_non_negative("tolerance", options.tolerance)
     candidate = Candidate(options.method, dict(options.settings or {}))
-    if candidate.method == SOURCE:
+    if candidate.method == SOURCE.method:
         raise ConfigError("Source is what methods are compared with: name another method")
     steps = [*((name, check_corruption(name, options.severity)) for name in options.corruptions), (CLEAN, 0.0)]
-    labeled = options.read_images(net, images, limit=options.limit)
+    labeled, _ = read_images(net, images, options, limit=options.limit)
     scenarios = _list_scenarios(ImageStreams(labeled), steps, batch_size, options.batch_sizes, options.num_visits)
-    total = sum(2 * len(each.open(seed=seed)) for each in scenarios for seed in range(options.num_seeds))
-    total += count_batches(net, len(labeled.images), batch_size)
-    progress = _BatchCount(total, options.on_progress)
     with nullcontext(options.folder) if options.folder else TemporaryDirectory(prefix="ctta-certify-") as path:
         work = WorkFolder(Path(path), [*identify(net, labeled), identify_method(candidate), options.guard])
-        outcomes = [_test(each, net, candidate, work, progress, options) for each in scenarios]
-        influence = work.read_or_make(
-            f"influence-{batch_size}.json",
-            lambda: [
-                asdict(row) for row in measure_influence(net, labeled, batch_size=batch_size, on_batch=progress.count)
-            ],
-        )
+        costs = _measure_costs(scenarios, net, candidate, work, options)
+        by_image = costs[SOURCE.method, batch_size] / batch_size
+        seconds = by_image * count_images(net, len(labeled.images), batch_size)
+        for each in scenarios:
+            stream = each.open(seed=0)
+            both = sum(costs[role, stream.batch_size] for role in (SOURCE.method, candidate.method))
+            seconds += options.num_seeds * len(stream) * both
+        progress = WorkProgress(options.on_progress)
+        progress.plan(seconds)
+        outcomes = [_test(each, net, candidate, work, progress, costs, options) for each in scenarios]
+
+        def run_cell(name: str, num_images: int, measure: Callable[[], float]) -> float:
+            file = f"influence {batch_size} {name}.json"
+            is_known = (work.path / file).exists()
+            flipped = float(work.read_or_make(file, measure))
+            progress.add(by_image * num_images, is_new=not is_known)
+            return flipped
+
+        influence = measure_influence(net, labeled, batch_size=batch_size, run_cell=run_cell)
     inner = net.net if isinstance(net, Normalized) else net
     return Certificate(
         resolve_method(options.method).label,
@@ -319,24 +331,35 @@ def certify(net: nn.Module, images: ImageSource, options: CertifyOptions) -> Cer
         labeled.reference,
         len(labeled.images),
         tuple(outcomes),
-        tuple(Influence(**each) for each in influence),
+        tuple(influence),
         candidate.build(net).batch_stats,
         describe_environment(find_weight(net).device),
     )
 
 
-@dataclass
-class _BatchCount:
-    """Batches that are done, of those that there are."""
+def _measure_costs(
+    scenarios: Sequence[Scenario], net: nn.Module, candidate: Candidate, work: WorkFolder, options: CertifyOptions
+) -> dict[tuple[str, int], float]:
+    """Return the seconds that a batch of each size takes, without and with the method; measured once per folder."""
+    streams = {each.open(seed=0).batch_size: each.open(seed=0) for each in scenarios}
 
-    total: int
-    on_progress: OnProgress | None
-    done: int = 0
+    def measure() -> list[tuple[str, int, float]]:
+        found = []
+        for size, stream in streams.items():
+            batches = [batch.x for batch, _ in zip(stream, range(NUM_PROBES), strict=False)]
+            for name, model in (
+                (SOURCE.method, _build_source(candidate, net)),
+                (candidate.method, _build(candidate, net, 0, guard=options.guard)),
+            ):
+                step_batch(model, batches[0])
+                started = time.perf_counter()
+                for x in batches:
+                    step_batch(model, x).cpu()
+                found.append((name, size, (time.perf_counter() - started) / len(batches)))
+        return found
 
-    def count(self, _record: object = None) -> None:
-        self.done += 1
-        if self.on_progress:
-            self.on_progress(self.done, self.total)
+    sizes = "-".join(map(str, streams))
+    return {(name, size): seconds for name, size, seconds in work.read_or_make(f"costs-{sizes}.json", measure)}
 
 
 def _test(
@@ -344,7 +367,8 @@ def _test(
     net: nn.Module,
     candidate: Candidate,
     work: WorkFolder,
-    progress: _BatchCount,
+    progress: WorkProgress,
+    costs: Mapping[tuple[str, int], float],
     options: CertifyOptions,
 ) -> ScenarioOutcome:
     """Compare the method with Source for every seed."""
@@ -352,15 +376,15 @@ def _test(
     for seed in range(options.num_seeds):
         stream = scenario.open(seed=seed)
         results = []
-        for role, model in (
-            ("source", Candidate(SOURCE, amp_setting(candidate.settings.get("amp"))).build(net)),
-            ("method", _build(candidate, net, seed, guard=options.guard)),
+        for role, name, model in (
+            ("source", SOURCE.method, _build_source(candidate, net)),
+            ("method", candidate.method, _build(candidate, net, seed, guard=options.guard)),
         ):
-            start = progress.done
+            start, by_batch = progress.done, costs[name, stream.batch_size]
             folder = work.path / f"{stream.hash}-{seed}-{role}"
-            result = evaluate(model, stream, folder=folder, on_batch=progress.count)
+            result = evaluate(model, stream, folder=folder, on_batch=partial(progress.add, by_batch))
             results.append(scenario.select(result))
-            progress.done = start + len(stream)  # also batches that were done before an interruption
+            progress.done = start + by_batch * len(stream)  # also what was done before an interruption
         pairs.append(results)
     known = [found for source, method in pairs if (found := estimate_difference([method], [source], short_blocks=True))]
     return ScenarioOutcome(
@@ -373,6 +397,11 @@ def _test(
         options.num_seeds,
         options.tolerance,
     )
+
+
+def _build_source(candidate: Candidate, net: nn.Module) -> AdaptiveModel:
+    """Return the network as trained, in the precision of the candidate."""
+    return replace(SOURCE, amp=candidate.settings.get("amp")).build(net)
 
 
 def _build(candidate: Candidate, net: nn.Module, seed: int, *, guard: bool) -> AdaptiveModel:

@@ -153,6 +153,13 @@ class ImageOptions:
             "Resize image files; the arrays of an .npz file keep their size. Default: their own size.", "HEIGHT WIDTH"
         ),
     ] = None
+    check_normalization: Annotated[
+        bool,
+        Option(
+            "Stop if the network clearly expects images in another normalization or size, or continue with any input.",
+            name="--check-normalization/--any-input",
+        ),
+    ] = True
     folder: Annotated[
         str | os.PathLike[str] | None,
         Doc("Where the evaluations are written; called again after an interruption, it resumes from there."),
@@ -160,11 +167,6 @@ class ImageOptions:
     on_progress: Annotated[
         Callable[[int, int], None] | None, Doc("Called with how much is done, and how much there is by the estimate.")
     ] = None
-
-    def read_images(self, net: nn.Module, images: ImageSource, *, limit: int | None, seed: int = 0) -> "LabeledImages":
-        """Return the images with what counts as right for them, see :func:`gather_images` and :func:`label_images`."""
-        clean = gather_images(images, self.labels, size=self.size, limit=limit, seed=seed)
-        return label_images(net, clean, use_labels=self.use_labels, seed=seed)
 
 
 def iter_batches(net: nn.Module, images: NDArray[np.uint8], batch_size: int) -> Iterator[Tensor]:

@@ -7,6 +7,7 @@ the other answers' loss.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 from statistics import fmean, stdev
 
@@ -35,6 +36,8 @@ NUM_BATCHES, NUM_STEPS, STEP_SIZE = 6, 20, 0.1
 
 #: A network whose answers depend on each other.
 SharedNetwork = Callable[[Tensor], Tensor]
+#: Returns what was measured under a name before, or measures it; given the cost too.
+RunCell = Callable[[str, int, Callable[[], float]], float]
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def measure_influence(
     *,
     batch_size: int,
     seed: int = 0,
-    on_batch: Callable[[], None] | None = None,
+    run_cell: RunCell = lambda _name, _num_images, measure: measure(),
 ) -> list[Influence]:
     """Measure how many of the other answers of a batch one foreign or hostile image changes.
 
@@ -73,7 +76,8 @@ def measure_influence(
         labeled: Clean images.
         batch_size: Images in a batch.
         seed: Seed of the noise.
-        on_batch: Called after each batch.
+        run_cell: Called with the name of each cell, a batch with one other image in it, its cost, see
+            :func:`count_images`, and what measures it. It returns what was measured, now or before.
 
     Returns:
         A row for each mode and kind of image; empty for a network without BatchNorm, whose answers are independent,
@@ -98,17 +102,23 @@ def measure_influence(
                 # Two attacks on medians, as either may be the stronger one: with their approximate gradients, and one
                 # made against batch statistics.
                 attacked = (model, by_batch) if mode == MEDIAN and kind == "hostile" else (model,)
-                changes.append(max(_count_flips(model, each, x, kind, seed + number) for each in attacked))
-                if on_batch:
-                    on_batch()
+                measure = partial(_count_most_flips, model, attacked, x, kind, seed + number)
+                changes.append(run_cell(f"{mode} {kind} {number}", _count_passes(mode, kind) * batch_size, measure))
             rows.append(_summarize(mode, kind, changes, batch_size))
     return rows
 
 
-def count_batches(net: nn.Module, num_images: int, batch_size: int) -> int:
-    """Return how often :func:`measure_influence` calls ``on_batch``."""
-    number = min(NUM_BATCHES, max(1, num_images // batch_size))
-    return number * len(KINDS) * len(_list_modes(net, number, min(batch_size, num_images)))
+def count_images(net: nn.Module, num_images: int, batch_size: int) -> int:
+    """Return the cost of :func:`measure_influence`: images that the network predicts, a backward pass as two."""
+    number, size = min(NUM_BATCHES, max(1, num_images // batch_size)), min(batch_size, num_images)
+    modes = _list_modes(net, number, size)
+    return sum(number * size * _count_passes(mode, kind) for mode in modes for kind in KINDS)
+
+
+def _count_passes(mode: str, kind: str) -> int:
+    """Return the passes over a batch that a cell takes."""
+    passes = 2 + (3 * NUM_STEPS if kind == "hostile" else 0)
+    return passes * (1 + WINDOW_BATCHES if mode == WINDOW else 2 if mode == MEDIAN and kind == "hostile" else 1)
 
 
 def _list_modes(net: nn.Module, num_batches: int, batch_size: int) -> list[str]:
@@ -150,6 +160,10 @@ def _over_images(values: Tensor, space: tuple[int, ...]) -> Tensor:
 def _with_window(net: SharedNetwork, window: Tensor) -> SharedNetwork:
     """Return a network that sees a batch together with what came before it."""
     return lambda x: net(torch.cat([window, x]))[len(window) :]
+
+
+def _count_most_flips(net: SharedNetwork, attacked: Sequence[SharedNetwork], x: Tensor, kind: str, seed: int) -> float:
+    return max(_count_flips(net, each, x, kind, seed) for each in attacked)
 
 
 def _count_flips(net: SharedNetwork, attacked: SharedNetwork, x: Tensor, kind: str, seed: int) -> float:

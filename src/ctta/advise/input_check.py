@@ -1,23 +1,26 @@
-"""Whether a network expects the images that it is given: the most frequent mistake is a wrong normalization.
+"""Whether a network expects the images that it is given: frequent mistakes are a wrong normalization and a wrong size.
 
-The network is shown the same clean images under every common normalization. If it does clearly better under another
-one than under the one that it is given, it was trained with that other one. With labels, better is a lower error, by
-more than chance. Without labels, a network of which every layer gets what it was trained on is sure of its answers and
-gives many different ones, which the mutual information of image and answer measures; and BatchNorm has recorded the
-mean and variance that its layers got in training.
+The network is shown the same clean images under every common normalization, and in the sizes that networks are trained
+on. If it does clearly better under another one than under the one that it is given, it was trained with that other
+one. With labels, better is a lower error, by more than chance. Without labels, a network of which every layer gets what
+it was trained on is sure of its answers and gives many different ones, which the mutual information of image and answer
+measures; and BatchNorm has recorded the mean and variance that its layers got in training.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ctta.advise.images import LabeledImages, iter_batches
+from ctta.advise.images import ImageOptions, ImageSource, LabeledImages, gather_images, iter_batches, label_images
+from ctta.errors import ConfigError, InputError
 from ctta.functional import widest_float
 from ctta.models import Normalized
 from ctta.models.pretrained import IMAGENET_MEAN, IMAGENET_STD
@@ -46,13 +49,22 @@ UNDONE: dict[str, tuple[Channels, Channels]] = {
     for name, (mean, std) in NORMALIZATIONS.items()
     if name in ("ImageNet's mean and std", "CIFAR-10's mean and std", "[-1, 1]")
 }
-MAX_IMAGES, BATCH_SIZE = 256, 64
-#: With labels: standard errors, and points of error, by which another normalization has to be better.
-MIN_DEVIATIONS, MIN_GAIN = 3.0, 0.03
-#: Without labels: by which fraction of the largest possible value the mutual information has to be higher.
-MIN_INFORMATION = 0.05
+#: Heights and widths that networks are trained on.
+SIZES = (32, 64, 96, 128, 224)
+#: By which factor another size has to differ to be tried: networks work in sizes near that of their training.
+MIN_SCALE = 1.4
+MAX_IMAGES, BATCH_SIZE = 512, 64
+#: Standard errors by which another input has to be better, image by image.
+MIN_DEVIATIONS = 3.0
+#: With labels: points of error by which it has to be better.
+MIN_GAIN = 0.03
+#: Without labels: fraction of the largest possible mutual information by which it has to be higher, for another
+#: normalization and for another size. Answers depend on the size in more ways than on whether it is that of training.
+MIN_INFORMATION, MIN_SIZE_INFORMATION = 0.01, 0.1
 #: Without labels: by which factor the inputs of BatchNorms have to be closer to their running statistics.
 MIN_CLOSER = 2.0
+#: Images under which nothing is judged.
+FEWEST_IMAGES = 16
 
 
 @dataclass(frozen=True)
@@ -74,8 +86,27 @@ class Normalization:
 
 
 @dataclass(frozen=True)
+class SizeCheck:
+    """A size of images in which a network clearly does better than in the given one."""
+
+    given: tuple[int, int]  # (height, width)
+    expected: tuple[int, int]
+    information: float  # mutual information of image and answer in the given size
+    expected_information: float
+
+    def describe(self) -> str:
+        """Return a sentence, without a period."""
+        (height, width), (better, _) = self.given, self.expected
+        return (
+            f"the network gets images of {height}x{width} and its answers say more about them at {better}x{better} "
+            f"({self.expected_information:.2f} of 1 instead of {self.information:.2f}): if it was trained on images of "
+            f"that size, give --size {better} {better} (size=)"
+        )
+
+
+@dataclass(frozen=True)
 class InputCheck:
-    """How a network does on images as it is given them, and under the other common normalizations.
+    """How a network does on images as it is given them, under the other common normalizations, and in other sizes.
 
     Attributes:
         given: As it is given them.
@@ -83,15 +114,28 @@ class InputCheck:
         similar: Other normalizations under which it does about as well as under the expected one.
         is_wrapped: Whether the network is a :class:`ctta.models.Normalized`, whose normalization is then replaced; else
             what was tried is done to images in [0, 1] in front of the network.
+        size: The size in which it clearly does better; None if there is none. Normalizations were tried in that size.
     """
 
     given: Normalization
     expected: Normalization | None
     similar: tuple[str, ...]
     is_wrapped: bool
+    size: SizeCheck | None = None
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether the network seems to expect the images that it is given."""
+        return self.expected is None and self.size is None
 
     def describe(self) -> str:
         """Return a sentence."""
+        if self.size is not None:
+            rest = "" if self.expected is None else f". Also, {self._describe_normalization()}"
+            return f"{self.size.describe()}{rest}"
+        return self._describe_normalization()
+
+    def _describe_normalization(self) -> str:
         if self.expected is None:
             return f"Input: {self.given.name}, and no other common normalization suits the network better."
         found, given = self.expected, self.given
@@ -99,8 +143,8 @@ class InputCheck:
             figures = f"an error of {100 * given.error:.1f} % on the clean images, and {100 * found.error:.1f} % with"
         else:
             figures = (
-                f"answers with little information ({given.information:.2f} of 1), "
-                f"and more ({found.information:.2f}) with"
+                f"answers that say less about the images ({given.information:.3f} of 1) than "
+                f"({found.information:.3f}) with"
             )
         if self.is_wrapped:
             advice = f"replace its normalization: ctta.models.Normalized(net, {found.mean}, {found.std})"
@@ -112,6 +156,28 @@ class InputCheck:
         return f"with {given.name} the network has {figures} {found.name}{similar}: {advice}"
 
 
+@dataclass(frozen=True)
+class _Answers:
+    """What a network answers to images."""
+
+    points: NDArray[np.float64]  # (N,) mutual information of each image and its answer
+    wrong: NDArray[np.bool_] | None  # (N,); None without labels
+    distance: float | None  # of the inputs of BatchNorms from their running statistics; None without BatchNorm
+
+    @property
+    def information(self) -> float:
+        return float(self.points.mean())
+
+    @property
+    def error(self) -> float | None:
+        return None if self.wrong is None else float(self.wrong.mean())
+
+    @property
+    def badness(self) -> float:
+        """What is lowest for the best input: the error, the distance, or the negative information."""
+        return next(each for each in (self.error, self.distance, -self.information) if each is not None)
+
+
 @torch.no_grad()
 def check_input(net: nn.Module, labeled: LabeledImages) -> InputCheck:
     """Find out whether a network expects the images that it is given.
@@ -121,25 +187,77 @@ def check_input(net: nn.Module, labeled: LabeledImages) -> InputCheck:
         labeled: Clean images.
 
     Returns:
-        How the network does, and the normalization that it expects if that is another one.
+        How the network does, and the size and the normalization that it expects if these are others.
     """
     some = labeled.select(slice(MAX_IMAGES))
+    targets = torch.from_numpy(some.targets) if some.has_labels else None
+    batches = list(iter_batches(net, some.images, BATCH_SIZE))
+    size = _check_size(net, batches, targets)
+    if size is not None:
+        batches = [_resize(x, size.expected) for x in batches]
     inner, given = _split(net)
     is_wrapped = isinstance(net, Normalized)
-    tried = {name: values for name, values in NORMALIZATIONS.items() if values != given}
+    inputs = {"": given} | {name: values for name, values in NORMALIZATIONS.items() if values != given}
     if not is_wrapped:
-        tried |= UNDONE
+        inputs |= UNDONE
     named = next((name for name, values in NORMALIZATIONS.items() if values == given), "the given mean and std")
-    answered = {"": _judge(inner, some, named, given)}
-    answered |= {name: _judge(inner, some, name, values) for name, values in tried.items()}
-    scores = {name: score for name, (score, _) in answered.items()}
-    found = _find_better(scores, {name: wrong for name, (_, wrong) in answered.items() if wrong is not None})
-    return InputCheck(
-        scores[""],
-        None if found is None else scores[found],
-        () if found is None else _find_similar(scores, found),
-        is_wrapped=is_wrapped,
+    found = _compare(
+        {name: partial(_answer, Normalized(inner, *values)) for name, values in inputs.items()},
+        torch.cat(batches[:2]),
+        batches,
+        targets,
+        MIN_INFORMATION,
     )
+
+    def describe(name: str, answers: _Answers) -> Normalization:
+        return Normalization(name or named, *inputs[name], answers.error, answers.information, answers.distance)
+
+    return InputCheck(
+        describe("", found.given),
+        describe(found.best, found.better) if found.is_clear else None,
+        found.list_similar(MIN_INFORMATION) if found.is_clear else (),
+        is_wrapped=is_wrapped,
+        size=size,
+    )
+
+
+@torch.no_grad()
+def check_size(net: nn.Module, x: Tensor) -> SizeCheck | None:
+    """Return the smaller size in which a network clearly does better on images (N, C, H, W) without labels, or None.
+
+    Few images do not tell, and passes in larger sizes would take long.
+    """
+    return (
+        None if len(x) < FEWEST_IMAGES else _check_size(net, list(x.split(BATCH_SIZE)), None, largest=min(x.shape[2:]))
+    )
+
+
+def read_images(
+    net: nn.Module, images: ImageSource, options: ImageOptions, *, limit: int | None, seed: int = 0
+) -> tuple[LabeledImages, InputCheck]:
+    """Return the images that a network is judged on, and whether they are what it expects.
+
+    Args:
+        net: The network, for images in [0, 1].
+        images: The images, see :func:`ctta.advise.images.gather_images`.
+        options: How they are read, and whether to continue with any input.
+        limit: Use at most this many.
+        seed: Seed of the choice.
+
+    Returns:
+        The images with what counts as right for them, and how the network does on them.
+
+    Raises:
+        ConfigError: The network clearly expects other images.
+    """
+    clean = gather_images(images, options.labels, size=options.size, limit=limit, seed=seed)
+    labeled = label_images(net, clean, use_labels=options.use_labels, seed=seed)
+    found = check_input(net, labeled)
+    if not found.is_expected and options.check_normalization:
+        raise ConfigError(
+            f"{found.describe()}. To continue with the network as it is, give --any-input (check_normalization=False)"
+        )
+    return labeled, found
 
 
 def _split(net: nn.Module) -> tuple[nn.Module, tuple[Channels, Channels]]:
@@ -150,25 +268,45 @@ def _split(net: nn.Module) -> tuple[nn.Module, tuple[Channels, Channels]]:
     return net.net, (mean, std)  # type: ignore[return-value]  # three channels, or the network would refuse the images
 
 
-def _judge(
-    net: nn.Module, labeled: LabeledImages, name: str, values: tuple[Channels, Channels]
-) -> tuple[Normalization, NDArray[np.bool_] | None]:
-    """Return how well a network does under a normalization, and which images are wrong, if there are labels."""
-    wrapped = copy_for_adaptation(Normalized(net, *values), batch_stats=0, output=None)
-    layers = [module for module in wrapped.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+def _resize(x: Tensor, size: tuple[int, int]) -> Tensor:
+    return F.interpolate(x, size, mode="bilinear", align_corners=False, antialias=True)
+
+
+def _check_size(
+    net: nn.Module, batches: Sequence[Tensor], targets: Tensor | None, *, largest: int = max(SIZES)
+) -> SizeCheck | None:
+    height, width = batches[0].shape[2:]
+    scales = {side: side / max(height, width) for side in SIZES if side <= largest}
+    sizes = {f"{side}": (side, side) for side, scale in scales.items() if max(scale, 1 / scale) >= MIN_SCALE}
+
+    def answer(size: tuple[int, int], batches: Sequence[Tensor], targets: Tensor | None) -> _Answers | None:
+        try:
+            return _answer(net, [_resize(x, size) for x in batches], targets)
+        except (RuntimeError, InputError):  # a network for one size only
+            return None
+
+    asks = {"": partial(_answer, net)} | {name: partial(answer, size) for name, size in sizes.items()}
+    first = batches[0][:FEWEST_IMAGES] if max(scales.values(), default=0) > 1 else batches[0]
+    found = _compare(asks, first, batches[:2], targets, MIN_SIZE_INFORMATION)
+    if not found.is_clear:
+        return None
+    return SizeCheck((height, width), sizes[found.best], found.given.information, found.better.information)
+
+
+def _answer(net: nn.Module, batches: Sequence[Tensor], targets: Tensor | None) -> _Answers:
+    """Return what a network answers to images, and which answers are wrong, if the labels are known."""
+    frozen = copy_for_adaptation(net, batch_stats=0, output=None)
+    layers = [module for module in frozen.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     distances: list[float] = []
-    handles = [layer.register_forward_pre_hook(_measure_distance(distances)) for layer in layers]
-    logits = torch.cat([wrapped(x).float().cpu() for x in iter_batches(net, labeled.images, BATCH_SIZE)])
-    for handle in handles:
-        handle.remove()
+    for layer in layers:
+        layer.register_forward_pre_hook(_measure_distance(distances))
+    logits = torch.cat([frozen(x).float().cpu() for x in batches])
     probabilities = logits.double().softmax(1).nan_to_num(0.0)
-    entropies = torch.special.entr(probabilities).sum(1)
-    marginal = torch.special.entr(probabilities.mean(0)).sum()
-    information = float(marginal - entropies.mean()) / math.log(probabilities.shape[1])
-    wrong = (logits.argmax(1).numpy() != labeled.targets) if labeled.has_labels else None
-    error = None if wrong is None else float(wrong.mean())
-    distance = float(np.mean(distances)) if distances else None
-    return Normalization(name, *values, error, information, distance), wrong
+    marginal = probabilities.mean(0).clamp(min=torch.finfo(torch.float64).tiny)
+    points = torch.special.xlogy(probabilities, probabilities) - probabilities * marginal.log()
+    information = (points.sum(1) / math.log(max(2, probabilities.shape[1]))).numpy()
+    wrong = None if targets is None else (logits.argmax(1) != targets).numpy()
+    return _Answers(information, wrong, float(np.mean(distances)) if distances else None)
 
 
 def _measure_distance(distances: list[float]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
@@ -184,27 +322,59 @@ def _measure_distance(distances: list[float]) -> Callable[[nn.Module, tuple[Tens
     return measure
 
 
-def _find_similar(scores: Mapping[str, Normalization], found: str) -> tuple[str, ...]:
-    """Return the normalizations under which the network does about as well as under the one that was found."""
-    best, others = scores[found], {name: score for name, score in scores.items() if name not in ("", found)}
-    if best.error is not None:
-        limit = best.error + MIN_GAIN
-        return tuple(name for name, each in others.items() if each.error is not None and each.error < limit)
-    limit = best.information - MIN_INFORMATION
-    return tuple(name for name, each in others.items() if each.information > limit)
+#: Returns what a network answers to batches in some form, given targets if there are labels; None if it cannot.
+_Ask = Callable[[Sequence[Tensor], Tensor | None], _Answers | None]
 
 
-def _find_better(scores: Mapping[str, Normalization], wrong: Mapping[str, NDArray[np.bool_]]) -> str | None:
-    """Return the normalization that clearly suits the network better than the given one, which is named ""."""
-    given, others = scores[""], {name: score for name, score in scores.items() if name}
-    if wrong:
-        best = min(others, key=lambda name: float(wrong[name].mean()))
-        gain = wrong[""].astype(int) - wrong[best].astype(int)
-        is_clear = gain.sum() > MIN_DEVIATIONS * np.sqrt((gain != 0).sum()) and gain.mean() > MIN_GAIN
-        return best if is_clear else None
-    if given.distance is not None:
-        best = min(others, key=lambda name: others[name].distance or 0.0)
-        closer = given.distance / max(others[best].distance or 0.0, 1e-8)
-        return best if closer > MIN_CLOSER and others[best].information > given.information else None
-    best = max(others, key=lambda name: others[name].information)
-    return best if others[best].information > given.information + MIN_INFORMATION else None
+@dataclass(frozen=True)
+class _Comparison:
+    """What a network answers to images as they are given, and to the best of the other forms of them."""
+
+    first: Mapping[str, _Answers]  # to the first images in all forms, of which "" is the given one
+    best: str
+    given: _Answers  # to all images
+    better: _Answers
+    is_clear: bool  # whether the best form clearly suits the network better than the given one
+
+    def list_similar(self, least: float) -> tuple[str, ...]:
+        """Return the forms in which the network does about as well as in the best one."""
+        best = self.first[self.best]
+        others = {name: each for name, each in self.first.items() if name not in ("", self.best)}
+        if best.error is not None:
+            limit = best.error + MIN_GAIN
+            return tuple(name for name, each in others.items() if each.error is not None and each.error < limit)
+        return tuple(name for name, each in others.items() if not _is_clear(best.points - each.points, least))
+
+
+def _compare(
+    asks: Mapping[str, _Ask], few: Tensor, batches: Sequence[Tensor], targets: Tensor | None, least: float
+) -> _Comparison:
+    """Find the best form of images on the first few, and compare it with the given one, which is named "", on all."""
+    answers = {name: ask([few], None if targets is None else targets[: len(few)]) for name, ask in asks.items()}
+    first = {name: each for name, each in answers.items() if each is not None}
+    best = min(first, key=lambda name: first[name].badness)
+    if not best:
+        return _Comparison(first, "", first[""], first[""], is_clear=False)
+    labels = None if targets is None else targets[: sum(map(len, batches))]
+    given, better = (asks[name](batches, labels) for name in ("", best))
+    assert given is not None, "the network answers to what it is given"
+    assert better is not None, "and to what it answered to before"
+    return _Comparison(first, best, given, better, _is_better(better, given, least))
+
+
+def _is_better(one: _Answers, other: _Answers, least: float) -> bool:
+    """Return whether a network clearly does better in one form of images than in another.
+
+    Without labels the information has to be higher, by ``least`` or more, or BatchNorm's inputs closer by a factor.
+    """
+    if one.wrong is not None and other.wrong is not None:
+        return _is_clear(other.wrong.astype(float) - one.wrong.astype(float), MIN_GAIN)
+    if one.distance is not None and other.distance is not None:
+        return other.distance > MIN_CLOSER * one.distance and one.information > other.information
+    return _is_clear(one.points - other.points, least)
+
+
+def _is_clear(gains: NDArray[np.float64], least: float) -> bool:
+    """Return whether a mean gain over images is more than noise, and at least a number."""
+    error = float(gains.std()) / math.sqrt(len(gains))
+    return float(gains.mean()) > max(least, MIN_DEVIATIONS * error)

@@ -6,7 +6,7 @@ stopped. What depends on measured times, such as the number of images of the fin
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -14,12 +14,14 @@ from typing import Any
 
 from torch import nn
 
-from ctta.advise.candidates import Candidate, Probe, amp_setting, probe, vary
+from ctta.advise.calibration import calibrate_threshold
+from ctta.advise.candidates import Candidate, Probe, probe, vary
 from ctta.advise.images import ImageStreams, LabeledImages, StreamOrder, iter_batches
 from ctta.core.options import Precision
-from ctta.core.registry import resolve_method
+from ctta.core.registry import DEFAULT_METHOD, resolve_method
 from ctta.data.datasets.base import hash_array
 from ctta.evaluation import Interval, Result, evaluate
+from ctta.evaluation.display import subtract_printed
 from ctta.evaluation.intervals import estimate_difference
 from ctta.io.atomic import atomic_write
 from ctta.nn.surgery import fingerprint
@@ -66,7 +68,9 @@ def shorten(identity: Any) -> str:
     return sha256(json.dumps(identity).encode()).hexdigest()[:12]
 
 
-SOURCE = "source"
+SOURCE, DEFAULT = Candidate("source"), Candidate(DEFAULT_METHOD)
+#: The default method where time is short.
+FAST_DEFAULT = Candidate(f"{DEFAULT_METHOD}_fast")
 #: Images of each domain in the first round, and the fewest batches.
 SCREEN_IMAGES, SCREEN_BATCHES = 96, 5  # fewer batches would have no interval
 #: Methods that take part in the final, beside the best of the cheap ones.
@@ -76,6 +80,10 @@ CHEAP = 2.0
 #: The part of the time for one method in the first round, above which it is not tried.
 MAX_SHARE = 0.1
 NUM_PROBES = 3  # batches
+#: The same for the default method, above which its fast form is tried instead.
+MAX_DEFAULT_SHARE = 0.25
+#: The part of the images that nothing is chosen by: a setting has to be better than the default one there too.
+HELD_BACK = 0.25
 
 OnProgress = Callable[[int, int], None]
 
@@ -91,11 +99,6 @@ class RaceSettings:
     seed: int = 0
     quick: bool = False  # whether all candidates take part in the final, and no variants are tried
     amp: Precision | None = None
-
-    @property
-    def source(self) -> Candidate:
-        """The network without adaptation, in the precision of the others."""
-        return Candidate(SOURCE, amp_setting(self.amp))
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,17 @@ class RaceRow:
         """Points of error below Source, as a fraction; negative for a loss."""
         return -self.difference.estimate if self.difference else 0.0
 
+    def points_below(self, other: "RaceRow") -> float:
+        """Return the points of error below another row, as printed.
+
+        Args:
+            other: The row to compare with.
+
+        Returns:
+            The points; negative for a loss.
+        """
+        return subtract_printed(other.result.error, self.result.error)
+
 
 @dataclass
 class Race:
@@ -140,6 +154,11 @@ class Race:
     num_screened: int
     num_final: int
 
+    @property
+    def default(self) -> RaceRow | None:
+        """The default method, or its fast form, at its published settings; None if it cannot work."""
+        return next((row for row in self.finalists if row.candidate in (DEFAULT, FAST_DEFAULT)), None)
+
     def choose(self, *, max_cost: float | None = None) -> RaceRow:
         """Return the cheapest candidate that no more expensive one is significantly better than.
 
@@ -159,7 +178,7 @@ class Race:
 
 
 @dataclass
-class _Progress:
+class WorkProgress:
     """Seconds of work that are done, and that there are by the estimate."""
 
     report: OnProgress | None
@@ -167,11 +186,13 @@ class _Progress:
     planned: float = 0.0
 
     def plan(self, seconds: float) -> None:
+        """Expect this much more work."""
         self.planned = self.done + seconds
 
-    def add(self, seconds: float, _record: object = None) -> None:
+    def add(self, seconds: float, _record: object = None, *, is_new: bool = True) -> None:
+        """Count work as done, and report it unless an earlier call has done it, which takes no time now."""
         self.done += seconds
-        if self.report:
+        if self.report and is_new:
             self.report(round(self.done), max(round(self.planned), round(self.done) + 1))
 
 
@@ -183,7 +204,7 @@ class Racer:
     streams: ImageStreams
     settings: RaceSettings
     work: WorkFolder
-    progress: _Progress
+    progress: WorkProgress
     probes: dict[str, Probe] = field(default_factory=dict)
 
     def probe_all(self, candidates: Sequence[Candidate]) -> dict[str, str]:
@@ -195,8 +216,8 @@ class Racer:
             batches = [x for x in iter_batches(self.net, images, size) if len(x) == min(size, len(images))]
             batches = batches if len(batches) > 1 else batches * 2
             found: dict[str, Any] = {}
-            for number, candidate in enumerate((self.settings.source, *candidates)):
-                outcome = probe(candidate, self.net, batches)
+            for number, candidate in enumerate((SOURCE, *candidates)):
+                outcome = probe(replace(candidate, amp=self.settings.amp), self.net, batches)
                 found[candidate.key] = outcome if isinstance(outcome, str) else asdict(outcome)
                 self.progress.plan(len(candidates) - number)
                 self.progress.add(1)
@@ -204,26 +225,35 @@ class Racer:
 
         content = self.work.read_or_make("probes.json", measure)
         failed = {key: value for key, value in content.items() if isinstance(value, str)}
-        if (key := self.settings.source.key) in failed:
-            raise RuntimeError(f"the network fails without adaptation: {failed[key]}")
+        if SOURCE.key in failed:
+            raise RuntimeError(f"the network fails without adaptation: {failed[SOURCE.key]}")
         self.probes |= {key: Probe(**value) for key, value in content.items() if key not in failed}
         return failed
+
+    def plan_images(self, name: str, affordable: float, fewest: int, most: int) -> int:
+        """Return how many images of each domain to use, whole batches where that leaves enough; written down once."""
+        size = self.settings.batch_size
+        number = min(most, max(fewest, int(max(affordable, 0.0)) // size * size))
+        return int(self.work.read_or_make(name, lambda: {"num_images": number})["num_images"])
 
     def seconds(self, candidate: Candidate, num_images: int) -> float:
         """Return how long a candidate takes by the estimate."""
         return self.probes[candidate.key].ms_per_image / 1000 * num_images * len(self.settings.steps)
 
-    def run_round(self, candidates: Sequence[Candidate], limit: int, round_name: str) -> list[RaceRow]:
+    def run_round(
+        self, candidates: Sequence[Candidate], limit: int, round_name: str, streams: ImageStreams | None = None
+    ) -> list[RaceRow]:
         """Evaluate Source and candidates on the first images of each domain; return their rows, Source first.
 
-        An evaluation that was interrupted is resumed, and one that is complete is read.
+        An evaluation that was interrupted is resumed, and one that is complete is read. ``streams`` are of other
+        images than those of the race.
         """
         given = self.settings
-        stream = self.streams.build_stream(
+        stream = (streams or self.streams).build_stream(
             given.steps, batch_size=given.batch_size, order=given.order, limit=limit, seed=given.seed
         )
         rows: list[RaceRow] = []
-        for candidate in (given.source, *candidates):
+        for candidate in (replace(each, amp=given.amp) for each in (SOURCE, *candidates)):
             probed = self.probes[candidate.key]
             seconds = probed.ms_per_image / 1000 * given.batch_size
             result = evaluate(
@@ -249,48 +279,51 @@ def run_race(
 ) -> Race:
     """Compare candidates, without Source, and drop the losers early.
 
-    A race of the same network, images and settings resumes in the folder. Progress is in seconds of work, those that
-    are done and those that there are, by the estimate.
+    The default method takes part in every round, first, or its fast form where the budget is short. A race of the same
+    network, images and settings resumes in the folder. Progress is in seconds of work, those that are done and those
+    that there are, by the estimate.
     """
-    limit = len(streams.labeled.images)
+    total = len(streams.labeled.images)
+    limit = total if settings.quick else total - int(HELD_BACK * total)
     num_screened = min(limit, max(SCREEN_IMAGES, SCREEN_BATCHES * settings.batch_size))
     identity = [*identify(net, streams.labeled), [identify_method(each) for each in candidates], asdict(settings)]
-    racer = Racer(net, streams, settings, WorkFolder(folder, identity), _Progress(on_progress))
-    left_out = racer.probe_all(candidates)
-    able = [each for each in candidates if each.key in racer.probes]
+    racer = Racer(net, streams, settings, WorkFolder(folder, identity), WorkProgress(on_progress))
+    others = [each for each in candidates if each not in (DEFAULT, FAST_DEFAULT)]
+    left_out = racer.probe_all([DEFAULT, FAST_DEFAULT, *others])
+    able = [each for each in (DEFAULT, FAST_DEFAULT, *others) if each.key in racer.probes]
+    if DEFAULT in able and FAST_DEFAULT in able:
+        if racer.seconds(DEFAULT, num_screened) > MAX_DEFAULT_SHARE * settings.budget:
+            able.remove(DEFAULT)
+        elif FAST_DEFAULT not in candidates:  # the user has not named it
+            able.remove(FAST_DEFAULT)
     if settings.quick:
-        racer.progress.plan(sum(racer.seconds(each, limit) for each in (settings.source, *able)))
+        per_image = sum(racer.seconds(each, 1) for each in (SOURCE, *able))
+        limit = racer.plan_images("quick.json", settings.budget / per_image, num_screened, limit)
+        racer.progress.plan(per_image * limit)
         source, *rows = racer.run_round(able, limit, "final")
         return Race(source, sorted(rows, key=lambda row: row.result.error), [], left_out, limit, limit)
     slow = {
         each.key: racer.probes[each.key].ms_per_image
         for each in able
-        if racer.seconds(each, num_screened) > MAX_SHARE * settings.budget
+        if each not in (DEFAULT, FAST_DEFAULT) and racer.seconds(each, num_screened) > MAX_SHARE * settings.budget
     }
     reason = "too slow for the budget"
     left_out |= {f"{key.split()[0]} with {time:.0f} ms per image": reason for key, time in slow.items()}
     able = [each for each in able if each.key not in slow]
-    screening = sum(racer.seconds(each, num_screened) for each in (settings.source, *able))
+    screening = sum(racer.seconds(each, num_screened) for each in (SOURCE, *able))
     racer.progress.plan(max(settings.budget, 1.5 * screening))
     source, *rows = racer.run_round(able, num_screened, "first")
     rows.sort(key=lambda row: row.result.error)
     chosen = _select_finalists(source, rows)
-
-    def plan() -> dict[str, Any]:
-        winner = max((racer.seconds(row.candidate, 1) for row in chosen), default=0.0)
-        entered = settings.source, *(row.candidate for row in chosen)
-        per_image = sum(racer.seconds(each, 1) for each in entered) + 3 * winner
-        affordable = int(max(0.0, settings.budget - screening) / per_image) if per_image else limit
-        rounded = affordable // settings.batch_size * settings.batch_size
-        return {"num_final": min(limit, max(num_screened, rounded))}
-
-    num_final = int(racer.work.read_or_make("plan.json", plan)["num_final"])
+    winner = max((racer.seconds(row.candidate, 1) for row in chosen), default=0.0)
+    per_image = sum(racer.seconds(each, 1) for each in (SOURCE, *(row.candidate for row in chosen))) + 3 * winner
+    num_final = racer.plan_images("plan.json", (settings.budget - screening) / per_image, num_screened, limit)
     finalists = [row.candidate for row in chosen]
-    racer.progress.plan(sum(racer.seconds(each, num_final) for each in (settings.source, *finalists)))
+    racer.progress.plan(sum(racer.seconds(each, num_final) for each in (SOURCE, *finalists)))
     final_source, *final_rows = racer.run_round(finalists, num_final, "final")
     dropped = [row for row in rows if row.candidate not in finalists]
     race = Race(final_source, final_rows, dropped, left_out, num_screened, num_final)
-    race.finalists += _refine(racer, race.choose(), num_final)
+    race.finalists += _refine(racer, race.choose(), num_final, streams.labeled.select(slice(limit, None)))
     race.finalists.sort(key=lambda row: row.result.error)
     return race
 
@@ -301,8 +334,10 @@ def _select_finalists(source: RaceRow, rows: Sequence[RaceRow]) -> list[RaceRow]
         return []
     best = rows[0]
     leading = [row for row in rows if row is best or not _is_worse(row, best)][:MAX_FINALISTS]
-    cheap = [row for row in rows if row.result.ms_per_image <= CHEAP * source.result.ms_per_image]
-    return [*leading, *(row for row in cheap[:1] if row not in leading)]
+    cheap = [row for row in rows if row.result.ms_per_image <= CHEAP * source.result.ms_per_image][:1]
+    default = [row for row in rows if row.candidate in (DEFAULT, FAST_DEFAULT)]
+    chosen = [*default, *leading, *cheap]
+    return [row for place, row in enumerate(chosen) if row not in chosen[:place]]
 
 
 def _is_worse(row: RaceRow, other: RaceRow) -> bool:
@@ -310,12 +345,24 @@ def _is_worse(row: RaceRow, other: RaceRow) -> bool:
     return difference is not None and difference.low > 0
 
 
-def _refine(racer: Racer, chosen: RaceRow, num_images: int) -> list[RaceRow]:
-    """Try variants of the chosen candidate, unless that is Source; return those that are an improvement."""
-    if chosen.candidate.method == SOURCE:
+def _refine(racer: Racer, chosen: RaceRow, num_images: int, held_back: LabeledImages) -> list[RaceRow]:
+    """Try variants of the chosen candidate, unless that is Source; return the best one if it is an improvement.
+
+    It has to be better by more than noise on the images of the final, and better on images that nothing was chosen by.
+    """
+    if chosen.candidate == SOURCE:
         return []
-    variants = vary(chosen.candidate, racer.net)
+    # Rounded, so that what is tried is exactly what a user pastes.
+    batches = iter_batches(racer.net, racer.streams.labeled.images[:num_images], racer.settings.batch_size)
+    variants = vary(chosen.candidate, racer.net, round(calibrate_threshold(racer.net, batches), 3))
     racer.probes |= {each.key: racer.probes[chosen.candidate.key] for each in variants}
     racer.progress.plan(sum(racer.seconds(each, num_images) for each in variants))
     found = racer.run_round(variants, num_images, "final")[1:]
-    return [row for row in found if _is_worse(chosen, row)]
+    better = [row for row in found if _is_worse(chosen, row)]
+    if not better or not len(held_back.images):
+        return []
+    best = min(better, key=lambda row: row.result.error)
+    rivals, streams = [chosen.candidate, best.candidate], ImageStreams(held_back)
+    racer.progress.plan(sum(racer.seconds(each, len(held_back.images)) for each in rivals))
+    _, before, after = racer.run_round(rivals, len(held_back.images), "held-back", streams)
+    return [best] if after.points_below(before) > 0 else []

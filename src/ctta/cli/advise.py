@@ -42,11 +42,11 @@ def advise(
     Give clean images like those that the network was trained on, but not
     the same. Without labels, the answers of the network on the clean images
     count as right. First it checks that the network expects the images that
-    it gets; a wrong normalization is reported at once. Then methods adapt to
-    the images under several corruptions: all on a part of them, the best few
-    on more. The recommendation is written to a file that 'ctta adapt
-    --config' and 'ctta serve --config' read. After Ctrl-C or a kill, run the
-    same command again to resume.
+    it gets; a wrong normalization or size is reported at once. Then methods,
+    the default first, adapt to the images under several corruptions: all on
+    a part of them, the default and the best few on more. The recommendation
+    is written to a file that 'ctta adapt --config' and 'ctta serve --config'
+    read. After Ctrl-C or a kill, run the same command again to resume.
     """
     net, work = network.load(), out.with_name(f"{out.name}.progress")
     with resumable_progress("advising") as (on_progress, _):
@@ -57,6 +57,9 @@ def advise(
         typer.echo(json.dumps(_as_json(advice) | {"out": str(out)}))
         return
     print_text(repr(advice))
+    if not advice.network.input_check.is_expected:
+        print_text(f"\nWritten to {out}, for the network as it is: correct its input first.")
+        return
     print_text(f"\nWritten to {out}. Use it:\n")
     print_text(f"ctta adapt --config {out} --images DIR --out predictions.csv")
     print_text(f"ctta serve --config {out}")
@@ -76,7 +79,8 @@ def certify(
 ) -> None:
     """Test whether a method harms your network: pass or fail against no adaptation, on one page.
 
-    The method sees clean images, corrupted ones, other batch sizes, images
+    First it checks that the network expects the images that it gets. Then
+    the method sees clean images, corrupted ones, other batch sizes, images
     sorted by class, twenty visits of the same corruptions and foreign images,
     each with several seeds, of which the worst counts. The page also says how
     many answers of a batch one hostile image can flip. The exit code is 1
