@@ -1,5 +1,6 @@
 """Adapt a network to a folder of images and write a prediction for each; resumable after any interruption."""
 
+import csv
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.adapt.label_maps import check_num_classes, maps_folder
 from ctta.adapt.options import FolderOptions
-from ctta.adapt.predictions import ERROR, PredictionFile, answer_columns
+from ctta.adapt.predictions import ERROR, SHARE, PredictionFile, answer_columns
 from ctta.adapt.resume import check_arguments, open_run
 from ctta.adapt.run import InferenceBatch, InferenceRun, InferenceSummary
 from ctta.core.options import takes_options
@@ -34,9 +36,10 @@ from ctta.data.datasets.image_files import (
 from ctta.data.streams import Segment, Stream
 from ctta.distributed import init
 from ctta.distributed.collectives import run_on_rank_zero
-from ctta.errors import DataError
+from ctta.errors import ConfigError, DataError, annotate_network_errors
 from ctta.evaluation.steps import feed, find_weight
 from ctta.io.images import Resize, to_unit_floats
+from ctta.methods import Source
 
 SIZE_HINT = "give --size HEIGHT WIDTH (size=) to resize them, or --batch-size 1 (batch_size=)"
 
@@ -104,9 +107,11 @@ def adapt_folder(
     ``torchrun`` the ranks share each batch, and the first one writes the files.
 
     Args:
-        net: Source network; takes images in [0, 1] and returns logits of shape (N, classes).
+        net: Source network; takes images in [0, 1] and returns logits (N, classes), or (N, classes, H, W) per pixel.
         images: Folder of images, searched recursively.
-        out: CSV file to write, with the columns image, batch, class, confidence and error.
+        out: CSV file to write, with the columns image, batch, class, confidence and error. For a network that answers
+            per pixel, the class of most pixels, the mean confidence, and the share of the pixels of each class; label
+            maps are written to a folder of the same name that ends in ``.maps``, one PNG with a palette per image.
         options: The fields of :class:`FolderOptions` as keywords.
 
     Returns:
@@ -120,14 +125,18 @@ def adapt_folder(
     """
     check_arguments(Path(out), options)
     check_order(options.order)
-    columns = [*answer_columns(with_names=bool(options.classes), compare=options.compare), ERROR]
-    file = PredictionFile(Path(out), columns, escape_formulas=options.escape_formulas)
     init()
     # Rank zero lists the files: while images are being added, each rank would find different ones.
     root = Path(images)
     names, order = run_on_rank_zero(lambda: _list_images(root, options.order))
     resize = Resize(options.size) if options.size else None
     files = FolderImages(root.name, tuple(root / name for name in names), None, resize, strict=options.strict)
+    shares = run_on_rank_zero(lambda: _name_shares(net, files, Path(out), options))
+    columns = answer_columns(with_names=bool(options.classes), compare=options.compare, share_names=shares)
+    file = PredictionFile(Path(out), [*columns, ERROR], escape_formulas=options.escape_formulas)
+    maps = maps_folder(Path(out)) if shares else None
+    if maps is not None and maps.absolute().is_relative_to(root.absolute()):
+        raise ConfigError(f"label maps are written to {maps}, among the images: write the table to another folder")
     with open_run(
         net,
         file,
@@ -136,7 +145,9 @@ def adapt_folder(
         compare=options.compare,
         read_first_batch=lambda: _read_first_batch(files, options.batch_size),
         is_readable=partial(_is_readable, root),
+        allow_pixels=maps is not None,
     ) as run:
+        run.maps = maps
         done = set(run.processed)
         remaining = np.array([row for row, name in enumerate(names) if name not in done], np.int64)
         if len(remaining):
@@ -179,6 +190,26 @@ def _read_first_batch(files: FolderImages, batch_size: int) -> Tensor | None:
     images, _ = files.read(rows)
     present = [row for row in rows.tolist() if row not in files.problems]
     return images[present] if present else None
+
+
+def _name_shares(net: nn.Module, files: FolderImages, out: Path, options: FolderOptions) -> list[str]:
+    """Return what the classes are called in the columns for their shares; none for a network with one answer per image.
+
+    An existing table says so itself; else the network is asked about the first image.
+    """
+    if out.exists():
+        with out.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+            header = next(csv.reader(file), [])
+        return [column.removeprefix(SHARE) for column in header if column.startswith(SHARE)]
+    if (x := _read_first_batch(files, 1)) is None:
+        return []
+    with annotate_network_errors(x):
+        logits = Source(net).predict(x.to(find_weight(net)))
+    if logits.ndim != 4:
+        return []
+    check_num_classes(logits.shape[1])
+    names = options.classes or ()
+    return list(names) if len(names) == logits.shape[1] else [str(number) for number in range(logits.shape[1])]
 
 
 def _is_readable(root: Path, name: str) -> bool:

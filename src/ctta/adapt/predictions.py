@@ -14,7 +14,7 @@ from pathlib import Path
 from ctta.errors import ConfigError, DataError
 from ctta.io.atomic import atomic_write, fsync_file
 
-IMAGE, STEP, CHANGED, ERROR = "image", "batch", "changed", "error"
+IMAGE, STEP, CHANGED, ERROR, SHARE = "image", "batch", "changed", "error", "share "
 
 #: A spreadsheet runs a cell that starts with one of these as a formula.
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
@@ -149,10 +149,15 @@ class PredictionFile:
             temporary.write_bytes(format_csv(rows).encode("utf-8", "surrogateescape"))
 
 
-def answer_columns(*, with_names: bool, compare: bool) -> list[str]:
-    """Return the columns for the answers of the model and, if they are compared, of the source."""
+def answer_columns(*, with_names: bool, compare: bool, share_names: Sequence[str] = ()) -> list[str]:
+    """Return the columns for the answers of the model and, if they are compared, of the source.
+
+    ``share_names`` are the classes of a network that answers per pixel; each has a column for its share.
+    """
     columns = ["class", *(["name"] if with_names else []), "confidence"]
-    return [*columns, *(f"source_{column}" for column in columns if compare)]
+    of_source = [f"source_{column}" for column in columns if compare]
+    shares = [f"{SHARE}{name}" for name in share_names]
+    return [*columns, *of_source, *([CHANGED] if compare and shares else []), *shares]
 
 
 def format_csv(rows: Iterable[Sequence[object]]) -> str:

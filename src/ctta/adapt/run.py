@@ -13,8 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
-from ctta.adapt.predictions import CHANGED, ERROR, PredictionFile
+from ctta.adapt.label_maps import map_path, write_label_map
+from ctta.adapt.predictions import CHANGED, ERROR, SHARE, PredictionFile
+from ctta.advise.input_check import check_size
 from ctta.checkpoint.files import save
 from ctta.core.hyperparameters import format_hyperparameters
 from ctta.core.model import AdaptiveModel
@@ -30,6 +33,7 @@ from ctta.guard.diagnostics import source_as_trained
 from ctta.io.atomic import NO_SPACE_ERRNOS
 from ctta.methods import Source
 from ctta.nn import automatic_fraction, blends_automatically
+from ctta.nn.surgery import resize
 
 if TYPE_CHECKING:
     from ctta.adapt.video import AnnotatedVideo
@@ -100,6 +104,9 @@ class InferenceSummary:
         estimated_gain_low: Lower end of its 90 % interval.
         estimated_gain_high: Upper end.
         changed: Fraction of the predictions, or of the pixels, that differ from the source's; None if not compared.
+        maps: Folder of the label maps of a network that answers per pixel; None for one that does not, or a video.
+        shares: Mean share of the pixels of each class, the largest first, where label maps are written.
+        notice: What may be wrong with the images, such as their size; None if nothing was noticed.
     """
 
     num_images: int
@@ -122,6 +129,9 @@ class InferenceSummary:
     estimated_gain_low: float | None = None
     estimated_gain_high: float | None = None
     changed: float | None = None
+    maps: str | None = None
+    shares: dict[str, float] | None = None
+    notice: str | None = None
 
 
 @dataclass(frozen=True)
@@ -154,6 +164,9 @@ class InferenceRun:
         allow_pixels: bool,
     ) -> None:
         self.writer: AnnotatedVideo | None = None  # takes the answers too; needs a source
+        self.maps: Path | None = None  # the folder that label maps are written to
+        self.shares = torch.zeros(0, dtype=torch.float64)  # of the pixels by class, sums over images
+        self.notice: str | None = None
         self.allow_pixels = allow_pixels
         self.model, self.source, self.file, self.state, self.classes = model, source, file, state, classes
         self.num_images, self.num_failed = 0, 0
@@ -197,12 +210,12 @@ class InferenceRun:
         blends = self.model.batch_stats == "blend" and blends_automatically(self.model.source)
         unadapted: Predictions | None = None
         if blends or self.source is not None or self.comparison.should_compare(step):
-            unadapted = self._gather(lambda: self._ask_source(x))
+            unadapted = self._gather(lambda: self._ask_source(x), x.shape[2:])
         fraction = self.model.batch_fraction(len(x))
         if blends and unadapted is not None:
             fraction = choose_fraction(len(x), sum(unadapted.confidences) / len(x))
         with change_call(fraction=fraction) if blends else nullcontext():
-            adapted = self._gather(lambda: step_batch(self.model, x))
+            adapted = self._gather(lambda: step_batch(self.model, x), x.shape[2:])
         if unadapted is not None and adapted.label_maps is None:  # its limits hold for images
             self.comparison.add(adapted, unadapted)
         shown, changes = [adapted], list[float]()
@@ -219,11 +232,24 @@ class InferenceRun:
         columns = [column for predictions in shown for column in self._columns(predictions)]
         if CHANGED in self.file.columns:
             columns.append([f"{share:.4g}" for share in changes])
+        if self.maps is not None and adapted.label_maps is not None:
+            columns += self._write_maps(self.maps, names, adapted.label_maps)
         errors = [[""] * len(names)] if self.file.columns[-1] == ERROR else []
         self._append(zip(names, [step] * len(names), *batch.details, *columns, *errors, strict=True))
         if self.writer is not None:
             assert unadapted is not None, "a writer needs a source"
             self.writer.add(batch.frames, adapted, unadapted)
+
+    def _write_maps(self, folder: Path, names: Sequence[str], maps: Tensor) -> list[list[str]]:
+        """Write the label map of each image; return a column for each class with its share of the pixels."""
+        num_classes = sum(column.startswith(SHARE) for column in self.file.columns)
+        shares = F.one_hot(maps, num_classes).flatten(1, -2).double().mean(1)
+        self.shares = shares.sum(0) + (self.shares if len(self.shares) else 0)
+        if self.model.coordinator.is_rank_zero:
+            with self.advise_on_full_disk(folder):
+                for name, labels in zip(names, maps, strict=True):
+                    write_label_map(map_path(folder, name), labels.numpy(), self.classes, num_classes)
+        return [[f"{value:.4g}" for value in column.tolist()] for column in shares.T]
 
     def _append(self, rows: Iterable[Sequence[object]]) -> None:
         if self.model.coordinator.is_rank_zero:
@@ -233,8 +259,12 @@ class InferenceRun:
     @torch.no_grad()
     def check_network(self, x: Tensor) -> None:
         """Raise if the network cannot predict a batch, or has another number of classes than there are names."""
+        source, x = source_as_trained(self.model.source), x.to(find_weight(self.model.source))
         with annotate_network_errors(x), self.model.autocast():
-            self.read_answers(source_as_trained(self.model.source)(x.to(find_weight(self.model.source))))
+            logits = source(x)
+            self.read_answers(logits, x.shape[2:])
+        if logits.ndim == 2 and x.ndim == 4 and (found := check_size(source, x)) is not None:
+            self.notice = f"{found.describe()}."
 
     def _ask_source(self, x: Tensor) -> Tensor:
         """Return the logits of the network as trained for this rank's rows."""
@@ -245,15 +275,18 @@ class InferenceRun:
             logits: Tensor = source_as_trained(self.model.source)(rows)
         return logits
 
-    def _gather(self, answer: Callable[[], Tensor]) -> Predictions:
-        """Return the answers of all ranks, each to its rows."""
-        parts = self.model.coordinator.all_gather_object(lambda: self.read_answers(answer()))
+    def _gather(self, answer: Callable[[], Tensor], size: torch.Size) -> Predictions:
+        """Return the answers of all ranks, each to its rows, which are images of a size."""
+        parts = self.model.coordinator.all_gather_object(lambda: self.read_answers(answer(), size))
         classes, confidences, maps = zip(*parts, strict=True)
         label_maps = None if any(each is None for each in maps) else torch.cat(maps)
         return Predictions(list(chain(*classes)), list(chain(*confidences)), label_maps)
 
-    def read_answers(self, logits: Tensor) -> Predictions:
-        """Return the most probable class of each image and its probability, 0 where the logits are not finite."""
+    def read_answers(self, logits: Tensor, size: torch.Size) -> Predictions:
+        """Return the most probable class of each image and its probability, 0 where the logits are not finite.
+
+        Label maps that are written have the size of the images, others that of the logits.
+        """
         if logits.ndim != 2 and not self.allow_pixels:
             raise ConfigError(
                 f"expected logits of shape (N, classes), got {tuple(logits.shape)}: use a network for classification"
@@ -267,6 +300,9 @@ class InferenceRun:
         confidence, predicted = probabilities.max(1)
         if logits.ndim == 2:
             return Predictions(predicted.tolist(), confidence.tolist())
+        if self.maps is not None and probabilities.shape[2:] != size:
+            # Image by image: the probabilities of a batch of large images would fill the memory.
+            predicted = torch.cat([resize(each[None], size).argmax(1) for each in probabilities])
         classes = [int(torch.bincount(labels).argmax()) for labels in predicted.flatten(1)]
         return Predictions(classes, confidence.flatten(1).mean(1).tolist(), predicted)
 
@@ -316,7 +352,17 @@ class InferenceRun:
             estimated_gain_low=monitor.health.estimated_gain_low if monitor else None,
             estimated_gain_high=monitor.health.estimated_gain_high if monitor else None,
             changed=self.change_sum / self.num_images if is_compared and self.num_images else None,
+            maps=None if self.maps is None else str(self.maps),
+            shares=self._list_shares(),
+            notice=self.notice,
         )
+
+    def _list_shares(self) -> dict[str, float] | None:
+        if not len(self.shares):
+            return None
+        names = [column.removeprefix(SHARE) for column in self.file.columns if column.startswith(SHARE)]
+        found = zip(names, (self.shares / self.num_images).tolist(), strict=True)
+        return dict(sorted(found, key=lambda pair: -pair[1]))
 
     def _list_normalization(self) -> list[NormalizedBatches]:
         """Return how the batches were normalized, the largest first; none if no layer uses batch statistics."""

@@ -18,6 +18,7 @@ from ctta.cli.options import AdaptationOptions, JsonOption, command, list_given,
 from ctta.core.options import Option
 from ctta.core.registry import DEFAULT_METHOD, resolve_method
 from ctta.errors import ConfigError
+from ctta.evaluation.display import join_names
 
 ORDER_LINES = {
     "shuffle": "Order: shuffled, always the same for the same names; --order name takes the images by path.",
@@ -67,6 +68,11 @@ def format_summary(
         lines.append(f"{changed} {verb} from those without adaptation.")
     elif summary.changed is not None:
         lines.append(f"{100 * summary.changed:.1f} % of the pixels differ from those without adaptation.")
+    if summary.maps is not None:
+        lines.append(f"{summary.maps} has a label map per image: a PNG whose pixels are the classes, with a palette.")
+    if summary.shares:
+        shares = [f"{name} {100 * share:.1f} %" for name, share in summary.shares.items() if share >= 0.0005]
+        lines.append(f"Shares of the pixels: {join_names(shares, 10)}.")
     if noun == "image":
         lines.append(ORDER_LINES[summary.order])
     if clip is not None:
@@ -151,7 +157,8 @@ def adapt(
     """Adapt to your own unlabeled images or video and write a prediction for each image.
 
     The table has one row per image: path, batch number, class, confidence and,
-    for an image that cannot be read, the error. Images in a folder per class
+    for an image that cannot be read, the error. For a network that labels
+    pixels it has the share of each class, and label maps are written beside it. Images in a folder per class
     are shuffled; see --order. Frames of a video have their number and time.
     With --state the command can be stopped or killed at any time: run it
     again to resume, and the table ends up the same as without interruption.
@@ -187,6 +194,8 @@ def adapt(
             summary, predictions, state, asked_for_guard=folder.guard, noun=noun, clip=frames.annotate
         ):
             print_text(line)
+    if summary.notice:
+        print_notice(f"WARNING: {summary.notice}")
     if summary.warning:
         print_notice(f"WARNING: {summary.warning}")
 
