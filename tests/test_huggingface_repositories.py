@@ -125,3 +125,27 @@ def test_revisions_and_folders(tmp_path: Path) -> None:
     for malformed in ("@v1", "organization/net@"):
         with pytest.raises(ConfigError):
             load(f"hf:{malformed}")
+
+
+def test_a_folder_without_its_processor_names_the_missing_file(tmp_path: Path) -> None:
+    write_repository(tmp_path / "net", seed=0)
+    whole = load(f"hf:{tmp_path / 'net'}")
+    (tmp_path / "net" / "preprocessor_config.json").unlink()
+    with pytest.raises(ConfigError, match=r"has no preprocessor_config\.json, .* or give --mean R,G,B --std R,G,B"):
+        load(f"hf:{tmp_path / 'net'}")
+    mean, std = PROCESSOR["image_mean"], PROCESSOR["image_std"]
+    given, x = load(f"hf:{tmp_path / 'net'}", mean=mean, std=std), torch.rand(2, 3, 32, 32)
+    assert torch.equal(given(x).logits, whole(x).logits)
+    with pytest.raises(ConfigError, match="give mean and std together"):
+        load(f"hf:{tmp_path / 'net'}", mean=mean)
+    (tmp_path / "net" / "config.json").unlink()
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        load(f"hf:{tmp_path / 'net'}")
+    with pytest.raises(ConfigError, match="there is no folder"):
+        load(f"hf:{tmp_path / 'nowhere'}")
+
+
+def test_a_network_that_normalizes_takes_no_other_normalization(tmp_path: Path) -> None:
+    write_repository(tmp_path / "net", seed=0)
+    with pytest.raises(ConfigError, match="normalizes its input itself"):
+        load(f"hf:{tmp_path / 'net'}", mean=[0.5], std=[0.5])

@@ -47,7 +47,7 @@ from ctta.core.registry import resolve_method
 from ctta.errors import ConfigError, did_you_mean
 from ctta.guard import GainEstimator
 from ctta.io.atomic import atomic_write
-from ctta.models import load, normalize_input, to_device
+from ctta.models import load, to_device
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def load_network(
     spec: str, device: str, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> nn.Module:
     """Load a network by its name, let it normalize images in [0, 1], and move it to a device."""
-    return to_device(normalize_input(load(spec), spec, mean, std), device)
+    return to_device(load(spec, mean=mean, std=std), device)
 
 
 def _list_keys() -> dict[str, dict[str, str]]:

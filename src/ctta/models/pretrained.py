@@ -46,10 +46,10 @@ def normalize_input(net: nn.Module, spec: str, mean: Sequence[float] | None, std
         return net
     if mean is None or std is None:
         raise ConfigError(f"give mean and std together, got mean {mean} and std {std}")
-    if isinstance(net, Normalized) or not spec.removeprefix("sliding:").startswith("file:"):
+    if isinstance(net, Normalized) or not spec.removeprefix("sliding:").startswith(("file:", "hf:")):
         raise ConfigError(f"the network {spec!r} normalizes its input itself: leave out mean and std")
     channels = (tuple(values) * (3 if len(values) == 1 else 1) for values in (mean, std))
-    return Normalized(net, *channels)
+    return (TransformersModel if spec.startswith("hf:") else Normalized)(net, *channels)
 
 
 class Normalized(nn.Module):
@@ -204,21 +204,38 @@ class TransformersModel(Normalized):
         return {**vars(self), "_modules": {"net": _without_local_hooks(self.net, {})}}
 
 
-def load_huggingface(name: str) -> nn.Module:
+#: The files of a Hugging Face network that say what it is, and how its images are normalized.
+CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
+
+
+def load_huggingface(name: str, *, needs_processor: bool = True) -> nn.Module:
     """Return a Hugging Face network (a repository or a local folder), normalized according to its image processor.
 
     Code that a repository brings along is never executed. ``REPOSITORY@REVISION`` selects a branch, a tag or a commit.
+    Without ``needs_processor``, a network that has none is returned for normalized images.
     """
     transformers = import_library("transformers")
     repository, revision = _split_revision(name)
+    folder = Path(repository)
+    if not folder.is_dir() and (folder.is_absolute() or repository.startswith(".")):
+        raise ConfigError(f"there is no folder {repository}, which hf:{name} stands for: check the path")
+    if folder.is_dir() and not (folder / CONFIG).exists():
+        raise ConfigError(f"the folder {repository} has no {CONFIG}: save the network with net.save_pretrained(folder)")
     # Without an explicit False, transformers asks on the terminal whether to run the code of a repository.
     options = {"revision": revision, "trust_remote_code": False}
     with _translate_hub_errors(name):
         config = transformers.AutoConfig.from_pretrained(repository, **options)
     auto_class = get_attribute(transformers, _select_auto_class(config, name))
     with _translate_hub_errors(name):
-        processor = _read_processor_config(transformers, config, repository, revision)
         net: nn.Module = auto_class.from_pretrained(repository, **options).float()  # some files hold 16-bit weights
+    processor = _read_processor_config(transformers, config, repository, revision)
+    if processor is None:
+        if not needs_processor:
+            return net
+        raise ConfigError(
+            f"hf:{name} has no {PREPROCESSOR}, which says how images are normalized: add the file of the network that "
+            "it comes from, or give --mean R,G,B --std R,G,B (mean=, std=)"
+        )
     _check_processor(processor, f"hf:{name}")
     if not processor.get("do_normalize", True):
         return net
@@ -268,14 +285,14 @@ def _select_auto_class(config: Any, name: str) -> str:
     )
 
 
-def _read_processor_config(transformers: Any, config: Any, repository: str, revision: str) -> dict[str, Any]:
-    """Read the settings of the image processor; constructing the processor would need Pillow and torchvision."""
+def _read_processor_config(transformers: Any, config: Any, repository: str, revision: str) -> dict[str, Any] | None:
+    """Read the settings of the image processor, None if there are none; building it would need torchvision."""
     try:
         cached_file = get_attribute(transformers, "utils").cached_file
-        file = cached_file(repository, "preprocessor_config.json", revision=revision)
+        file = cached_file(repository, PREPROCESSOR, revision=revision)
     except OSError:
         if not (Path(repository).is_dir() and config.model_type == "segformer"):
-            raise
+            return None
         # Saved without its processor; the default of SegFormer's processor is the mean and std of ImageNet.
         return {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
     settings: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """Networks by name, whichever library or file they come from."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -10,12 +10,12 @@ from torch import nn
 from ctta.core.options import resolve_device
 from ctta.errors import ConfigError, did_you_mean, first_line
 from ctta.models.cifar import ResNeXt29, WideResNet, embedded
-from ctta.models.pretrained import load_huggingface, load_python_file, load_timm, load_torchvision
+from ctta.models.pretrained import load_huggingface, load_python_file, load_timm, load_torchvision, normalize_input
 from ctta.models.segmentation import SlidingWindow, streets
 from ctta.models.weights import copy_weights_, read_weights
 
 
-def load(spec: str) -> nn.Module:
+def load(spec: str, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> nn.Module:
     """Return a network by name, in eval mode, for images in [0, 1].
 
     ==============================  ================================================================================
@@ -37,12 +37,15 @@ def load(spec: str) -> nn.Module:
 
     Args:
         spec: Name of the network, in one of the forms of the table.
+        mean: Mean of each channel that images are normalized by, for a network that does not do so itself: one of a
+            file, or a Hugging Face network without ``preprocessor_config.json``.
+        std: Standard deviation of each channel.
 
     Returns:
         The network, in eval mode on the CPU.
 
     Raises:
-        ConfigError: If no network has this name.
+        ConfigError: If no network has this name, or mean and std are given for one that normalizes images itself.
         CheckpointError: If a weights file is damaged or belongs to another architecture.
         ImportError: If the library that provides the network is not installed.
 
@@ -67,7 +70,11 @@ def load(spec: str) -> nn.Module:
         )
     if bool(argument) != (":" in forms[prefix]):
         raise ConfigError(f"malformed network name '{spec}'; expected '{forms[prefix]}'")
-    return LOADERS[forms[prefix]](argument).eval()
+    if prefix == "hf" and mean is not None:  # for a network that does not say how images are normalized
+        net = load_huggingface(argument, needs_processor=False)
+    else:
+        net = LOADERS[forms[prefix]](argument)
+    return normalize_input(net.eval(), spec, mean, std).eval()
 
 
 def class_names(spec: str) -> tuple[str, ...] | None:
