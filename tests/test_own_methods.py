@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import output, user_error, write_images, write_network
+from command_line import invoke, output, user_error, write_images, write_network
 from own_methods import METHOD, NETWORK, write_method
 
 import ctta
@@ -99,6 +99,37 @@ def test_nothing_is_claimed_of_a_class_without_facts(folder: Path) -> None:
 )
 def test_mistakes_are_corrected(folder: Path, arguments: tuple[str, ...], message: str) -> None:
     assert message in user_error(bench, "embedded", "--model", "file:net.py:net", *arguments)
+
+
+RANDOM = """
+import torch, ctta
+
+class Noisy(ctta.AdaptiveModel):
+    def __init__(self, net, *, SEED scale=30.0):
+        super().__init__(net GIVEN)
+        self.scale = scale
+
+    def adapt_step(self, x):
+        def noise(logits):
+            return self.scale * torch.randn(logits.shape, generator=self.generator("noise"))
+
+        logits = self.source(x)
+        return logits + noise(logits)
+"""
+
+
+def test_several_seeds_of_a_random_method_are_several_runs(folder: Path) -> None:
+    Path("seeded.py").write_text(RANDOM.replace("SEED", "seed=0,").replace("GIVEN", ", seed=seed"))
+    Path("unseeded.py").write_text(RANDOM.replace("SEED", "").replace("GIVEN", ""))
+    common = ("embedded", "--model", "file:net.py:net", *SHORT, "--seeds", "1-3", "--out", "run", "--json")
+    result = invoke(bench, *common, "--methods", "source,file:seeded.py:Noisy")
+    assert result.exit_code == 0 and "One run for all seeds, as they draw no random numbers: source." in result.stderr
+    errors = {json.loads(line)["seed"]: json.loads(line)["error"] for line in result.stdout.splitlines()}
+    assert set(errors) == {None, 1, 2, 3}
+    refused = user_error(bench, *common, "--methods", "source,file:unseeded.py:Noisy")
+    assert "takes no seed, so 3 seeds would give one result: add the keyword seed=0" in refused
+    one = ("embedded", "--model", "file:net.py:net", *SHORT, "--seeds", "1", "--out", "other")
+    assert "Noisy" in output(bench, *one, "--methods", "file:unseeded.py:Noisy")
 
 
 def test_adapt_saves_and_resumes_a_method_of_a_file(tmp_path: Path) -> None:

@@ -280,6 +280,12 @@ def plan(
     if task.check_network is not None:
         task.check_network(net)
     methods, left_out = choose_methods(methods, task, options, net)
+    if len(seeds) > 1 and (unseeded := [name for name in methods if task.methods[name].lacks_seed]):
+        raise ConfigError(
+            f"{', '.join(unseeded)} draws random numbers with self.generator but takes no seed, so {len(seeds)} seeds "
+            "would give one result: add the keyword seed=0 to its constructor and pass it on, "
+            "super().__init__(net, seed=seed), or give one seed"
+        )
     cells = []
     for method in methods:
         for order in orders:

@@ -73,6 +73,9 @@ def _execute(title: str, options: RunOptions) -> Iterator[dict[str, Any]]:
         def start(run: benchmark.BenchmarkRun) -> None:
             if line := describe_left_out(run.left_out):
                 print_notice(line)
+            once = dict.fromkeys(cell.method.rpartition(":")[2] for cell in run.cells if cell.seed is None)
+            if once and len(options.seeds or ()) > 1:
+                print_notice(f"One run for all seeds, as they draw no random numbers: {', '.join(once)}.")
             if is_serial:  # only now: before the first batch, Ctrl-C stops what a recipe measures at once
                 checks.append(stack.enter_context(interrupt_between_steps()))
 

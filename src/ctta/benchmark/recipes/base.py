@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import CodeType
 from typing import Any, Literal
 
 import torch
@@ -65,6 +66,16 @@ class MethodSpec:
         return starts_random or draws_views or settings.get("restore", 0) > 0
 
     @property
+    def lacks_seed(self) -> bool:
+        """Whether a user's method draws random numbers by ``self.generator``, and its constructor takes no seed."""
+        return "seed" not in inspect.signature(self.method_class).parameters and any(
+            "generator" in _list_names(getattr(function, "__code__", None))
+            for cls in self.method_class.__mro__
+            if not cls.__module__.startswith(("ctta.", "torch."))
+            for function in vars(cls).values()
+        )
+
+    @property
     def needs_source_stats(self) -> bool:
         """Whether the method takes statistics of source images, given or not."""
         info = self.method_class.info
@@ -87,6 +98,14 @@ class MethodSpec:
             A new adaptive model.
         """
         return self.factory(net, **self.settings, **({"seed": seed} if self.is_random else {}))
+
+
+def _list_names(code: CodeType | None) -> set[str]:
+    """Return the attributes and globals that a function uses, and those of the functions inside of it."""
+    if code is None:
+        return set()
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*map(_list_names, inner))
 
 
 @dataclass(frozen=True)
