@@ -169,6 +169,25 @@ class CloneInput(NetworkHook):
         return (inputs[0].clone(), *inputs[1:])
 
 
+_PAGE = "docs/how-to/other-libraries.md"
+#: Names in the outputs of networks for other tasks, and what these networks need.
+OTHER_TASKS = {
+    ("boxes", "pred_boxes"): "which has boxes: methods adapt logits per image or per pixel, and "
+    f"{_PAGE}#detectors shows what works for detectors",
+    ("image_embeds", "logits_per_image"): "which belongs to a CLIP model: wrap its image encoder and the embeddings of "
+    f"the class names to a classifier, see {_PAGE}#clip",
+}
+
+
+def _recognize(raw: Any) -> str | None:
+    """Return what to do with the output of a network for another task, if it is one."""
+    first = raw[0] if isinstance(raw, list | tuple) and raw else raw
+    for names, hint in OTHER_TASKS.items():
+        if any(name in first if isinstance(first, dict) else hasattr(first, name) for name in names):
+            return hint
+    return None
+
+
 class MissingLogitsError(ConfigError):
     """Raised if the output of a network does not hold logits where they are expected."""
 
@@ -209,6 +228,8 @@ class ExtractLogits(NetworkHook):
                     f"the network returned a {type(raw).__name__}, in which there is no {self.output!r}: give another "
                     "output"
                 ) from error
+        elif hint := _recognize(raw):
+            raise MissingLogitsError(f"the network returned a {type(raw).__name__}, {hint}")
         elif isinstance(raw, dict) and ("out" in raw or "logits" in raw):
             found = raw["out"] if "out" in raw else raw["logits"]
         elif not isinstance(raw, Tensor):
