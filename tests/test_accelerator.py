@@ -663,7 +663,7 @@ def test_a_guard_reads_once(name: str, settings: dict[str, Any]) -> None:
     count_reads(model, stream[:4])
     inspected = []
     for x, reads in zip(stream[4:], expected[4:], strict=True):
-        inspected.append(model.schedule.should_inspect())
+        inspected.append(model.schedule.should_inspect(0))
         (found,) = count_reads(model, [x])
         if name != "vane" or not inspected[-1]:  # VANE reads for what it would predict without learning
             assert found == reads + 1

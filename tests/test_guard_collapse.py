@@ -104,7 +104,7 @@ def test_logits_that_are_not_finite_are_noticed_between_inspections_too(source: 
     model = Guarded(make_tent(source))
     for x in make_batches(20):
         model(x)
-    while model.schedule.should_inspect():
+    while model.schedule.should_inspect(0):
         model(make_batch())
     with torch.no_grad():
         model.wrapped.get_parameter("student.1.weight").fill_(torch.nan)
@@ -189,6 +189,6 @@ def test_health_in_a_pause_does_not_count() -> None:
     while schedule.num_cooldown:
         schedule.count_batch_(adapted=False, score=0.0, snapshot=False)
     for _ in range(MIN_HEALTHY_INSPECTIONS):
-        assert schedule.should_inspect()
+        assert schedule.should_inspect(0)
         schedule.count_batch_(adapted=True, score=0.0, snapshot=False)
-    assert not schedule.should_inspect()
+    assert not schedule.should_inspect(0)

@@ -88,7 +88,7 @@ def test_a_batch_of_one_class_between_inspections_is_noticed() -> None:
     model = Guarded(make_tent(trained_network()))
     for x in make_batches(20):
         model(x)
-    while model.schedule.should_inspect():
+    while model.schedule.should_inspect(0):
         model(make_batches(1)[0])
     before = student_weights(model.wrapped)
     model(make_images(48, 0, classes=[2])[0])
@@ -101,7 +101,7 @@ def test_a_batch_of_one_class_between_inspections_is_noticed() -> None:
 def test_the_source_is_asked_between_inspections_only_if_the_method_is_unsure(monkeypatch: pytest.MonkeyPatch) -> None:
     """About a part of the batch; and if the method is suddenly sure, the next batch is inspected."""
     model, x = Guarded(make_tent(trained_network())), make_batches(1)[0]
-    while model.schedule.should_inspect():
+    while model.schedule.should_inspect(0):
         model(x)
     sizes: list[int] = []
     source_as_trained(model.source).register_forward_hook(lambda _net, inputs, _logits: sizes.append(len(inputs[0])))
@@ -109,10 +109,10 @@ def test_the_source_is_asked_between_inspections_only_if_the_method_is_unsure(mo
     assert not sizes and 0 < model.detector.usual_confidence <= 1
     model.detector.usual_confidence.fill_(2.0)
     model(x)
-    assert sizes == [len(x) // 2] and not model.schedule.should_inspect()
+    assert sizes == [len(x) // 2] and not model.schedule.should_inspect(0)
     model.detector.usual_confidence.fill_(0.3)
     model(x)
-    assert model.schedule.should_inspect() and len(sizes) == 1
+    assert model.schedule.should_inspect(0) and len(sizes) == 1
 
 
 def test_without_a_remedy_few_classes_are_only_reported() -> None:

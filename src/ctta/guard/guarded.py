@@ -87,7 +87,8 @@ class Guarded(AdaptiveModel):
         reset_every: Reset the method and the snapshot after every n batches, learned from or not, whatever the health,
             and log an event (RDumb: 1000); None for never. The policy :class:`~ctta.policies.ResetEvery` is for methods
             without a guard: it counts the batches that were learned from, or images. Use one of the two.
-        adapt_every: Adapt to every n-th batch only, and predict the others.
+        adapt_every: Adapt to every n-th batch only, and predict the others by one pass of the adapted network, without
+            averaging views or whatever else the method does.
         max_update: Largest norm of an optimizer step relative to the norm of the trained parameters in the source;
             larger steps are scaled down. None for no limit.
         shadow: Whether to adapt but answer with the source; ``health`` and the audit log tell what would differ.
@@ -292,7 +293,7 @@ class Guarded(AdaptiveModel):
         readout = Readout()
         baseline = self._evaluate_baseline(x, readout)
         with reuse_source_pass(self.source, x, baseline):
-            logits = self.wrapped.predict(x)
+            logits = self._predict_wrapped(x)
         predictions = summarize(logits, readout)
         diagnostics = diagnose(self.wrapped, x, predictions, baseline, self.detector)
         if suspect_few_classes(self.source, x, diagnostics, self.detector):
@@ -311,7 +312,7 @@ class Guarded(AdaptiveModel):
             record_step(self.wrapped, x, self.max_update, inspect=inspect) as step,
             reuse_source_pass(self.source, x, baseline),
         ):
-            logits = self.wrapped.adapt(x) if adapt else self.wrapped.predict(x)
+            logits = self.wrapped.adapt(x) if adapt else self._predict_wrapped(x)
         predictions = summarize(logits, readout)
         measured = self._measure_step(predictions, step)
         if inspect:
@@ -340,7 +341,8 @@ class Guarded(AdaptiveModel):
         if candidate is not None and is_good:
             self.last_good = candidate
         self.schedule.count_batch_(adapted=adapt, score=diagnostics.score, snapshot=is_good)
-        if diagnostics.verdict is None and self.detector.is_sure(diagnostics.predictions):
+        # A single image that the method is sure of says nothing, and an inspection takes as long as a step.
+        if diagnostics.verdict is None and len(x) > 1 and self.detector.is_sure(diagnostics.predictions):
             self.schedule.inspect_next_()
         if self.last_step is not None and self.last_step.skipped:
             self.num_skipped += 1
@@ -358,8 +360,13 @@ class Guarded(AdaptiveModel):
             self._apply_remedy(self.on_harm, str(estimate), EventKind.HARM)
         return selected
 
+    def _predict_wrapped(self, x: Tensor) -> Tensor:
+        """Predict without an update; between two updates of ``adapt_every`` by one pass, which is what it is for."""
+        is_between = self.num_steps % self.adapt_every != 0
+        return self.wrapped.predict_once(x) if is_between else self.wrapped.predict(x)
+
     def _evaluate_baseline(self, x: Tensor, readout: Readout, *, inspect: bool = False) -> Baseline:
-        inspect = inspect or self.schedule.should_inspect()
+        inspect = inspect or self.schedule.should_inspect(self.num_steps)
         if inspect or self.shadow or self.schedule.is_sorted or self.accuracy.answers is not None:
             return evaluate_baseline(self.wrapped, x, readout, inspect=inspect)
         return Baseline()

@@ -96,10 +96,10 @@ class Schedule(CpuState):
         spoils = self.on_collapse is not None and (self.is_sorted or few_classes >= 1)
         return step % self.adapt_every == 0 and not self.num_cooldown and not spoils
 
-    def should_inspect(self) -> bool:
-        """Return whether to inspect the next batch."""
+    def should_inspect(self, step: int) -> bool:
+        """Return whether to inspect the batch of this step; never between two updates, where nothing can collapse."""
         is_settled = self.num_healthy >= MIN_HEALTHY_INSPECTIONS
-        return self.num_uninspected + 1 >= (self.inspect_every if is_settled else 1)
+        return step % self.adapt_every == 0 and self.num_uninspected + 1 >= (self.inspect_every if is_settled else 1)
 
     def should_snapshot(self) -> bool:
         """Return whether a snapshot is due with the next batch that is adapted to."""
