@@ -141,7 +141,7 @@ class ChaosClient:
             content = response.content
         except requests.RequestException as error:
             self.counts["no answer"] += 1
-            if not self.service.timeline.was_on("down", sent, time.monotonic()):
+            if not may_break_off(self.service, sent):
                 self.problems.append(f"stream {self.stream}: no answer from a service that runs ({error})")
             return False
         self.counts[f"status {response.status_code}"] += 1
@@ -219,13 +219,22 @@ class ChaosClient:
             self.model(make_batch(self.stream, number))
 
 
+def may_break_off(service: ChaosService, sent: float) -> bool:
+    """Return whether a connection since a time may end without an answer.
+
+    One that has not sent its request yet may have to make room for silent ones.
+    """
+    timeline, now = service.timeline, time.monotonic()
+    return timeline.was_on("down", sent, now) or timeline.was_on("silent connections", sent, now)
+
+
 def send_bad_request(service: ChaosService, problems: list[str], generator: random.Random) -> None:
     """Send a bad request, which must be answered as such, whatever else is wrong."""
     body, sent = generator.choice(BAD_BODIES), time.monotonic()
     try:
         response = requests.post(f"{service.address}/v2/models/ctta/infer", data=body, timeout=TIMEOUT)
     except requests.RequestException:
-        if not service.timeline.was_on("down", sent, time.monotonic()):
+        if not may_break_off(service, sent):
             problems.append("no answer to a bad request")
         return
     timeline, shard, now = service.timeline, service.find_shard(DEFAULT_STREAM), time.monotonic()

@@ -41,7 +41,7 @@ def net():
     torch.manual_seed(0)
     return Faulty(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 7 * 7, 5))
 """
-Kind = Literal["full disk", "failing network", "down"]
+Kind = Literal["full disk", "failing network", "down", "silent connections"]
 
 
 class Timeline:
@@ -52,6 +52,7 @@ class Timeline:
             "full disk": [],
             "failing network": [],
             "down": [],
+            "silent connections": [],
         }
         self.kills: list[tuple[float, int | None]] = []  # when, and of which shard; None for all
         self._lock = threading.Lock()
@@ -206,6 +207,7 @@ class ChaosService:
         """Open more connections than the process may have files, one after the other, and send nothing."""
         url = urlsplit(self.address)
         with ExitStack() as stack:
+            stack.enter_context(self.timeline.during("silent connections"))
             for _ in range(NUM_SILENT):
                 try:
                     stack.enter_context(socket.create_connection((url.hostname or "", url.port or 0), timeout=TIMEOUT))
