@@ -159,38 +159,41 @@ class NaiveMirror:
 class NaiveShiftNorm(nn.Module):
     """A BatchNorm whose statistics move from the source's to those of the stream as these move away."""
 
-    def __init__(self, layer: nn.BatchNorm1d | nn.BatchNorm2d, tolerance: float, prior: float, horizon: float) -> None:
+    def __init__(self, layer: nn.BatchNorm1d | nn.BatchNorm2d, tolerance: float) -> None:
         super().__init__()
         assert layer.running_mean is not None and layer.running_var is not None
-        self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
-        self.tolerance, self.prior, self.horizon = tolerance, prior, horizon
+        self.weight, self.bias, self.eps, self.tolerance = layer.weight, layer.bias, layer.eps, tolerance
         self.source_mean, self.source_variance = layer.running_mean.tolist(), layer.running_var.tolist()
-        self.mean, self.variance, self.count = list(self.source_mean), list(self.source_variance), 0.0
-        self.worth, self.remembers, self.is_new_domain = 0.0, False, False
+        self.mean, self.variance, self.scatter = list(self.source_mean), list(self.source_variance), 0.0
+        self.share, self.size, self.is_view, self.fraction = 1.0, 1.0, False, 0.0
+        self.after = self.mean, self.variance, self.scatter
 
     def forward(self, x: Tensor) -> Tensor:
-        channels, w = range(x.shape[1]), self.worth
-        k = math.exp(-math.sqrt(len(x) * w) / self.horizon) * self.count * (0.25 if self.is_new_domain else 1)
-        a = w / (k + w)
-        means, variances, of_means, of_variances = [], [], 0.0, 0.0
+        channels, a, means, variances, d, scatter = range(x.shape[1]), self.share, [], [], 0.0, 0.0
         for c in channels:
-            values = x[:, c]
-            b = values.sum() / values.numel()
-            v = ((values - b) ** 2).sum() / values.numel()
-            means.append((1 - a) * self.mean[c] + a * b)
-            variances.append((1 - a) * self.variance[c] + a * v + a * (1 - a) * (b - self.mean[c]) ** 2)
-            of_means += (float(means[c].detach()) - self.source_mean[c]) ** 2 / self.source_variance[c] / len(channels)
-            of_variances += math.log(float(variances[c].detach()) / self.source_variance[c]) ** 2 / len(channels)
-        d = of_means + of_variances
-        m = d / (d + self.tolerance) * (k + w) / (k + w + self.prior)
-        outputs = []
+            values, unit = x[:, c].reshape(len(x), -1), self.source_variance[c] + self.eps
+            mean = (1 - a) * self.mean[c] + a * add_up(values.flatten()) / values.numel()
+            moments = [((image - mean) ** 2).mean() for image in values]  # about the mean over recent images
+            variance = (1 - a) * (self.variance[c] + (self.mean[c] - mean) ** 2) + a * add_up(moments) / len(moments)
+            means.append(mean)
+            variances.append(variance)
+            shift = (float(mean.detach()) - self.source_mean[c]) ** 2 / unit
+            stretch = math.log((float(variance.detach()) + self.eps) / unit) ** 2
+            d += (shift + stretch) / len(channels)
+            for image, moment in zip(values, moments, strict=True):
+                of_mean = float((image.mean() - mean).detach()) ** 2 / unit
+                of_variance = float(((moment - variance) / (variance + self.eps)).detach()) ** 2
+                scatter += (of_mean + of_variance) / len(x) / len(channels)
+        if not self.is_view:
+            scatter = (1 - a) * self.scatter + a * scatter
+            noise = (scatter + 2 / self.size) / self.size
+            self.fraction = max(0.0, d - noise) / (d + self.tolerance)
+            self.after = [float(b.detach()) for b in means], [float(v.detach()) for v in variances], scatter
+        outputs, m = [], self.fraction
         for c in channels:
             mean = (1 - m) * self.source_mean[c] + m * means[c]
             variance = (1 - m) * self.source_variance[c] + m * variances[c]
             outputs.append((x[:, c] - mean) / (variance + self.eps) ** 0.5 * self.weight[c] + self.bias[c])
-        if self.remembers:
-            self.mean, self.variance = [float(b.detach()) for b in means], [float(v.detach()) for v in variances]
-            self.count = k + w
         return torch.stack(outputs, 1)
 
 
@@ -225,13 +228,14 @@ class NaiveRun:
     new_domain: list[bool] = field(default_factory=list)
     mirrors: list[bool] = field(default_factory=list)
     domain: NaiveDomain = field(default_factory=lambda: NaiveDomain(None))
+    sample_size: float = 0.0
 
 
-def shifted_copy(net: nn.Sequential, tolerance: float | None, prior: float, horizon: float) -> nn.Sequential:
+def shifted_copy(net: nn.Sequential, tolerance: float | None) -> nn.Sequential:
     net = copy.deepcopy(net).eval()
     for number, layer in enumerate(net):
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) and tolerance is not None:
-            net[number] = NaiveShiftNorm(layer, tolerance, prior, horizon)
+            net[number] = NaiveShiftNorm(layer, tolerance)
     return net
 
 
@@ -241,7 +245,6 @@ def naive_vane(
     *,
     draw: Callable[[int], Sequence[View]],
     tolerance: float | None = 0.2,
-    prior: float = 8.0,
     horizon: float = 64.0,
     max_distance: float | None = 0.5,
     flips: bool | str = "auto",
@@ -253,7 +256,7 @@ def naive_vane(
     weight: float = 0.025,
 ) -> NaiveRun:
     """Run VANE with Adam; ``draw`` returns the views of a step."""
-    student, source = shifted_copy(net, tolerance, prior, horizon), copy.deepcopy(net).eval()
+    student, source = shifted_copy(net, tolerance), copy.deepcopy(net).eval()
     shifting = [layer for layer in student if isinstance(layer, NaiveShiftNorm)]
     kinds: Any = NaiveShiftNorm | nn.BatchNorm2d | nn.GroupNorm
     trained = [p for layer in student if isinstance(layer, kinds) for p in (layer.weight, layer.bias)]
@@ -269,8 +272,13 @@ def naive_vane(
             if logits.ndim == 2:
                 of_source = source_chain.follow(logits, is_new_domain)
                 worth *= (1 - source_chain.stickiness) / (1 + source_chain.stickiness)
+        kept = math.exp(-math.sqrt(len(x) * worth) / horizon) * run.sample_size * (0.25 if is_new_domain else 1)
+        run.sample_size = kept + worth
         for layer in shifting:
-            layer.worth, layer.remembers, layer.is_new_domain = worth, False, is_new_domain
+            layer.share, layer.size, layer.is_view = worth / run.sample_size, run.sample_size, False
+        direct = student(x)
+        for layer in shifting:
+            layer.is_view = True
         views, mirrored = list(draw(step)), None
         if views and isinstance(views[0], ScaledView) and flips is not True:  # the first only flips
             with torch.no_grad():
@@ -280,8 +288,7 @@ def naive_vane(
         with torch.no_grad():
             terms = [view(student, x) for view in views]
         for layer in shifting:
-            layer.remembers = True
-        direct = student(x)
+            layer.mean, layer.variance, layer.scatter = layer.after
         if mirrored is not None and flips == "auto":
             mirror.compare(direct, mirrored)
             if mirror.keeps_classes:
@@ -290,8 +297,8 @@ def naive_vane(
         learns = False
         if direct.ndim == 2:
             posteriors = chain.follow(answer, is_new_domain)
-            hidden = source_chain.stickiness - chain.stickiness > 0.2 and min_stickiness < source_chain.stickiness
-            hidden = hidden and sum(domain.weights) >= 200
+            longer = (1 - chain.stickiness) / (1 - source_chain.stickiness)
+            hidden = longer > 2.5 and min_stickiness < source_chain.stickiness
             repeat = chain.stickiness > min_stickiness or hidden
             if repeat:
                 rows = of_source if hidden and of_source is not None else posteriors

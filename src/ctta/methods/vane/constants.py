@@ -17,10 +17,8 @@ MAX_DEVIATION = 10.0
 
 #: Images that the appearance of a domain, and its class frequencies, average over.
 DOMAIN_MEMORY = 1000
-#: Images that the recent appearance averages over.
+#: Images that the recent appearance averages over, and the fewest of a domain before it can end.
 RECENT_MEMORY = 16
-#: The fewest images of a domain before it can end.
-MIN_KNOWN_IMAGES = 16
 #: Lower bound of the variance between images: of means relative to the variance of pixels, of logarithms as it is.
 MIN_VARIANCE = 0.1
 #: Added to the variance of pixels before the logarithm.
@@ -56,11 +54,9 @@ SMOOTHING = 0.1
 TEMPERATURE = 2.0
 #: The probability that a prediction of the source has nothing to do with its image.
 UNINFORMATIVE_PROBABILITY = 0.3
-#: Batch statistics of few classes hide these classes. Assume so if labels repeat by this much more for the source than
-#: for the student.
-HIDDEN_STICKINESS = 0.2
-#: How many images of a domain, with their decay, show which classes the source prefers in it.
-MIN_DOMAIN_IMAGES = 200
+#: Batch statistics of few classes hide these classes. Assume so if runs of a label are this many times as long for the
+#: source as for the student.
+HIDDEN_RUN_RATIO = 2.5
 
 # Learning ("Learning")
 

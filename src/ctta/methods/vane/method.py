@@ -22,9 +22,8 @@ from ctta.methods.vane.constants import (
     DOMAIN_MEMORY,
     FLIP,
     FREQUENCY_MOMENTUM,
-    HIDDEN_STICKINESS,
+    HIDDEN_RUN_RATIO,
     MAX_DEVIATION,
-    MIN_DOMAIN_IMAGES,
     MOVED,
     UNINFORMATIVE_PROBABILITY,
     UNKNOWN_DOMAINS_MEMORY,
@@ -41,11 +40,13 @@ from ctta.methods.vane.stream import (
     ChainState,
     DomainState,
     MirrorState,
+    SampleState,
     StateBuffers,
     measure_appearance,
     update_chain,
     update_domain,
     update_mirrors,
+    update_sample,
 )
 from ctta.nn import FULL_BATCH_SIZE, attach_norm_hooks_, find_norm_parameters
 from ctta.optim import OptimizerFactory, with_lr
@@ -91,6 +92,7 @@ class VaneState(NamedTuple):
         mirrors: Whether mirrored images keep their class.
         source_chain: How much labels repeat by the predictions of the source.
         chain: How much they repeat by the answers of the student and its views.
+        sample: How much the statistics of recent images are worth.
         layers: The statistics of BatchNorm layers that the batch has changed.
     """
 
@@ -98,6 +100,7 @@ class VaneState(NamedTuple):
     mirrors: MirrorState
     source_chain: ChainState
     chain: ChainState
+    sample: SampleState
     layers: Mapping[nn.Module, LayerState]
 
 
@@ -174,7 +177,6 @@ class VANE(AdaptiveModel):
         net: Any network. Without BatchNorm the first part does nothing, and without norm layers the last.
         tolerance: The distance from the source's statistics at which those of the stream count as much; None to keep
             the source's.
-        prior: How many images the source's statistics count for.
         horizon: How many images the statistics of the stream remember.
         max_distance: The distance in brightness, contrast and sharpness at which images belong to a new domain: mean
             squared, in units of the variance between images. None to detect no domains; class frequencies then
@@ -202,7 +204,6 @@ class VANE(AdaptiveModel):
         net: nn.Module,
         *,
         tolerance: float | None = 0.2,
-        prior: float = 8.0,
         horizon: float = 64.0,
         max_distance: float | None = 0.5,
         views: Views = MOVED,
@@ -216,7 +217,7 @@ class VANE(AdaptiveModel):
         **common: Unpack[CommonWithoutBatchStats],
     ) -> None:
         super().__init__(net, batch_stats=0.0, **common)
-        check_each(check_non_negative, tolerance=tolerance or 0.0, prior=prior, weight=weight)
+        check_each(check_non_negative, tolerance=tolerance or 0.0, weight=weight)
         check_positive("horizon", horizon)
         if max_distance is not None:
             check_positive("max_distance", max_distance)
@@ -226,17 +227,18 @@ class VANE(AdaptiveModel):
             raise ConfigError(f"flips must be True, False or 'auto', got {flips!r}")
         check_views(views, pixel_views)
         check_fraction("min_stickiness", min_stickiness)
-        self.tolerance, self.prior, self.horizon, self.max_distance = tolerance, prior, horizon, max_distance
+        self.tolerance, self.horizon, self.max_distance = tolerance, horizon, max_distance
         self.views, self.pixel_views, self.flips = views, pixel_views, flips
         self.min_stickiness, self.learn, self.keep, self.weight = min_stickiness, learn, keep, weight
         self.student = self.copy_of_source()
         self.statistics = nn.ModuleList()
         if tolerance is not None:
-            self.statistics = use_shift_statistics_(self.student, tolerance, prior, horizon)
+            self.statistics = use_shift_statistics_(self.student, tolerance)
             attach_norm_hooks_(self.source, lambda layer: MeasureDeviation(), skip_without_statistics=True)
         self.domain_change = StateBuffers(DomainState.initial())
         self.mirror_check = StateBuffers(MirrorState.initial())
         self.source_chain, self.chain = (StateBuffers(ChainState.initial()) for _ in range(2))
+        self.sample = StateBuffers(SampleState.initial())
         # Shapes of batches for which the network is known to label pixels. Not a state: it follows from the network.
         self._segmented_shapes: set[torch.Size] = set()
         self.train_norms_(self.student)
@@ -295,7 +297,8 @@ class VANE(AdaptiveModel):
             if seen.num_images == 0:
                 return seen.answer_by_source()
             state, is_new = self._update_domain(seen.features)
-            with change_call(batch_facts=self._weigh_batch(seen.num_images, state, is_new)):
+            _, batch = self._weigh_batch(seen.num_images, state, is_new)
+            with change_call(batch_facts=batch):
                 logits: Tensor = self.student(seen.x)
             return seen.fill(logits)
 
@@ -312,15 +315,15 @@ class VANE(AdaptiveModel):
 
     def _stream_state(self) -> VaneState:
         """Return the state after the last batch."""
-        return VaneState(
-            self.domain_change.state, self.mirror_check.state, self.source_chain.state, self.chain.state, {}
-        )
+        chains = self.source_chain.state, self.chain.state
+        return VaneState(self.domain_change.state, self.mirror_check.state, *chains, self.sample.state, {})
 
     def _store(self, state: VaneState) -> None:
         self.domain_change.store_(state.domain)
         self.mirror_check.store_(state.mirrors)
         self.source_chain.store_(state.source_chain)
         self.chain.store_(state.chain)
+        self.sample.store_(state.sample)
         if self.statistics:
             store_layers_(self.student, self.statistics, state.layers)
 
@@ -332,9 +335,8 @@ class VANE(AdaptiveModel):
 
     def _labels_are_hidden(self, state: VaneState) -> bool:
         """Return whether the source sees labels that repeat and the student does not, for its statistics hide them."""
-        if state.domain.num_images < MIN_DOMAIN_IMAGES:
-            return False
-        return state.source_chain.stickiness > max(self.min_stickiness, state.chain.stickiness + HIDDEN_STICKINESS)
+        of_source, of_student = state.source_chain.stickiness, state.chain.stickiness
+        return of_source > self.min_stickiness and 1 - of_student > HIDDEN_RUN_RATIO * (1 - of_source)
 
     @contextmanager
     def _look(self, x: Tensor) -> Iterator[Seen]:
@@ -375,18 +377,14 @@ class VANE(AdaptiveModel):
                 state.source_chain, source, class_memory, uninformative=UNINFORMATIVE_PROBABILITY, is_new_domain=is_new
             )
             state = state._replace(source_chain=source_chain)
+        batch = None
         if self.statistics:
-            batch = self._weigh_batch(seen.num_images, state, is_new)
-            # First, as they do not count, and each has its own statistics.
-            with change_call(batch_facts=replace(batch, is_view=True)):
-                views = self._predict_views(x, student, segments, state)
-            with change_call(batch_facts=batch), torch.set_grad_enabled(torch.is_grad_enabled() and not segments):
-                logits = student(x)
-            state = state._replace(layers=batch.layers)
-        else:
-            with torch.set_grad_enabled(torch.is_grad_enabled() and not segments):
-                logits = student(x)
-            segments = logits.ndim > 2
+            sample, batch = self._weigh_batch(seen.num_images, state, is_new)
+            state = state._replace(sample=sample, layers=batch.layers)
+        with change_call(batch_facts=batch), torch.set_grad_enabled(torch.is_grad_enabled() and not segments):
+            logits = student(x)
+        segments = logits.ndim > 2
+        with change_call(batch_facts=None if batch is None else replace(batch, is_view=True)):
             views = self._predict_views(x, student, segments, state)
         direct = at_least_float32(logits.detach())
         if segments:
@@ -414,12 +412,12 @@ class VANE(AdaptiveModel):
         domain, is_new = update_domain(state.domain, features, self.max_distance)
         return state._replace(domain=domain), is_new
 
-    def _weigh_batch(self, num_images: int, state: VaneState, is_new_domain: bool) -> FollowedBatch:
+    def _weigh_batch(self, num_images: int, state: VaneState, is_new_domain: bool) -> tuple[SampleState, FollowedBatch]:
         """Return how much the statistics of a batch count, which decreases as its labels repeat."""
-        stickiness = state.source_chain.stickiness
-        is_followed = state.source_chain.is_started  # not by networks that segment
-        size = num_images * (1 - stickiness) / (1 + stickiness) if is_followed else num_images
-        return FollowedBatch(num_images, size, is_new_domain)
+        # The chain of a network that segments never starts.
+        stickiness = state.source_chain.stickiness if state.source_chain.is_started else 0.0
+        sample, share = update_sample(state.sample, num_images, stickiness, self.horizon, is_new_domain=is_new_domain)
+        return sample, FollowedBatch(share, float(sample.size))
 
     @torch.no_grad()
     def _predict_views(self, x: Tensor, student: Model, segments: bool, state: VaneState) -> ViewPredictions:

@@ -1,6 +1,5 @@
 """Statistics of recent images, whose weight beside the source's increases with their distance (VANE)."""
 
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
-from ctta.core.parallel import change_call, current_call
-from ctta.methods.vane.constants import OLD_DOMAIN_WEIGHT
+from ctta.core.parallel import change_call, current_call, current_reducer
 from ctta.nn import BatchStatistics, NormHook, attach_norm_hooks_
 from ctta.nn.moments import attach_statistics_gradient, batch_var_mean, image_var_mean
 from ctta.nn.norm import unmask_running_statistics
@@ -24,14 +22,16 @@ class LayerState(NamedTuple):
     Attributes:
         mean: The mean of recent images (C).
         variance: Their variance (C).
-        effective_sample_size: How many independent images they are made from.
-        used_mean: The mean that the layer normalized by (C), between the source's and the recent one.
+        scatter: How much the moments of one image scatter about these, in the unit of the distance.
+        fraction: How far the layer moved from the source's statistics toward the recent ones.
+        used_mean: The mean that the layer normalized by (C).
         used_variance: The variance likewise (C).
     """
 
     mean: Tensor
     variance: Tensor
-    effective_sample_size: Tensor
+    scatter: Tensor
+    fraction: Tensor
     used_mean: Tensor
     used_variance: Tensor
 
@@ -41,17 +41,15 @@ class FollowedBatch:
     """A batch whose statistics count.
 
     Attributes:
-        num_images: Its images.
-        effective_sample_size: How many independently drawn images they are worth: those of one class say little about
-            the others.
-        is_new_domain: Whether it begins a domain, for which the statistics of the images before count less.
-        is_view: Whether this is a view of the batch, which the statistics do not remember.
+        share: The share of the batch in the statistics of recent images.
+        effective_sample_size: How many independently drawn images those are worth.
+        is_view: Whether this is a view of the batch, which the statistics do not remember. It follows the batch itself,
+            and moves as far.
         layers: The states of the layers after the batch, which each of them adds.
     """
 
-    num_images: int
+    share: float
     effective_sample_size: float
-    is_new_domain: bool = False
     is_view: bool = False
     layers: dict[nn.Module, LayerState] = field(default_factory=dict)
 
@@ -95,33 +93,31 @@ class ShiftStatistics(NormHook, nn.Module):
     """A forward pre-hook of one BatchNorm that normalizes by statistics between the source's and those of the stream.
 
     In a call on a :class:`FollowedBatch` it averages the statistics of recent images, each batch by its effective
-    sample size. The layer then normalizes by (1-m) * source + m * recent, m = d / (d + tolerance) * n / (n + prior),
-    where d is the distance of the recent statistics from the source's, and n their effective sample size. A call
-    changes nothing: :func:`store_layers_` takes over what the batch has collected. In other calls the layer normalizes
-    by what was stored last, its ``running_mean`` and ``running_var``.
+    sample size. The layer then normalizes by (1-m) * source + m * recent, m = (d - noise)+ / (d + tolerance), where d
+    is the distance of the recent statistics from the source's, and noise what d is expected to be without a shift. A
+    call changes nothing: :func:`store_layers_` takes over what the batch has collected. In other calls the layer
+    normalizes by what was stored last, its ``running_mean`` and ``running_var``.
 
     Args:
         module: The layer; its running statistics are the source's.
         tolerance: The distance at which the stream counts as much as the source.
-        prior: How many images the source counts for.
-        horizon: How many images the average remembers; more, where images depend on each other.
     """
 
     source_mean: Tensor
     source_var: Tensor
     mean: Tensor
     variance: Tensor
-    worth: Tensor  # the effective sample size; files have it by this name
+    scatter: Tensor
 
-    def __init__(self, module: _BatchNorm, tolerance: float, prior: float, horizon: float) -> None:
+    def __init__(self, module: _BatchNorm, tolerance: float) -> None:
         super().__init__()
         assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
-        self.tolerance, self.prior, self.horizon = tolerance, prior, horizon
+        self.tolerance = tolerance
         self.register_buffer("source_mean", module.running_mean.clone())
         self.register_buffer("source_var", module.running_var.clone())
         self.register_buffer("mean", module.running_mean.clone())
         self.register_buffer("variance", module.running_var.clone())
-        self.register_buffer("worth", torch.zeros((), dtype=module.running_var.dtype))
+        self.register_buffer("scatter", torch.zeros((), dtype=module.running_var.dtype))
 
     @override
     def before(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -130,52 +126,56 @@ class ShiftStatistics(NormHook, nn.Module):
         batch = current_call().batch_facts
         if not isinstance(batch, FollowedBatch):
             return None
-        old_mean, old_variance, old_size = self.mean, self.variance, self.worth
-        if module in batch.layers:  # which the network uses twice
-            old_mean, old_variance, old_size = batch.layers[module][:3]
-        batch_variance, batch_mean = batch_var_mean(inputs[0].to(self.mean.dtype))
-        size = batch.effective_sample_size
-        # Between forgetting by images, as domains change, and by independent ones, as classes must balance.
-        kept = math.exp(-math.sqrt(batch.num_images * size) / self.horizon) * old_size
-        if batch.is_new_domain:
-            kept = OLD_DOMAIN_WEIGHT * kept
-        share = size / (kept + size)
-        old_mean, old_variance = old_mean.view_as(batch_mean), old_variance.view_as(batch_variance)
-        mean = old_mean.lerp(batch_mean, share)
-        between = share * (1 - share) * (batch_mean - old_mean).square()
-        variance = old_variance.lerp(batch_variance, share) + between
-        recent = mean.detach().flatten(), variance.detach().flatten(), kept + size
-        fraction = self._weigh(*recent)
-        mean = self.source_mean.view_as(mean).lerp(mean, fraction)
-        variance = self.source_var.view_as(variance).lerp(variance, fraction)
-        used = mean.detach().flatten(), variance.detach().flatten()
+        known = batch.layers.get(module)
+        old = self if known is None or batch.is_view else known  # a network may use a layer twice
+        values = inputs[0].to(self.mean.dtype)
+        if batch.is_view and known is not None:
+            batch_variance, batch_mean = (each.flatten() for each in batch_var_mean(values))
+            mean = old.mean.lerp(batch_mean, batch.share)
+            second_moment = batch_variance + (batch_mean - mean).square()
+            variance = (old.variance + (old.mean - mean).square()).lerp(second_moment, batch.share)
+            fraction = known.fraction
+        else:
+            of_images, reducer = image_var_mean(values), current_reducer()
+            between, batch_mean = (each[0] for each in reducer.var_mean(of_images[1], [0]))
+            mean = old.mean.lerp(batch_mean, batch.share)
+            # What each image contributes to the variance about the mean.
+            contributions = of_images[0] + (of_images[1] - mean).square()
+            spread, second_moment = (each[0] for each in reducer.var_mean(contributions, [0]))
+            variance = (old.variance + (old.mean - mean).square()).lerp(second_moment, batch.share)
+            with torch.no_grad():
+                unit = self.source_var + module.eps
+                of_means = (between + (batch_mean - mean).square()) / unit
+                of_variances = (spread + (second_moment - variance).square()) / (variance + module.eps).square()
+                scatter = old.scatter.lerp((of_means + of_variances).mean(), batch.share)
+                fraction = self._weigh(mean, variance, scatter, batch.effective_sample_size, module.eps)
+        used_mean, used_variance = self.source_mean.lerp(mean, fraction), self.source_var.lerp(variance, fraction)
+        used = used_mean.detach(), used_variance.detach()
         if not batch.is_view:
-            batch.layers[module] = LayerState(*recent, *used)
+            batch.layers[module] = LayerState(mean.detach(), variance.detach(), scatter, fraction, *used)
         # Attributes hide the buffers of the same names for this call.
         vars(module).update(running_mean=used[0], running_var=used[1])
-        return attach_statistics_gradient(module, inputs, mean, variance)
+        shape = (1, -1) + (1,) * (values.ndim - 2)
+        return attach_statistics_gradient(module, inputs, used_mean.view(shape), used_variance.view(shape))
 
     @override
     def after(self, module: _BatchNorm, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         unmask_running_statistics(module)
 
-    def _weigh(self, mean: Tensor, variance: Tensor, effective_sample_size: Tensor) -> Tensor:
+    def _weigh(self, mean: Tensor, variance: Tensor, scatter: Tensor, size: float, eps: float) -> Tensor:
         """Return m, the fraction of recent statistics in those to normalize by."""
-        tiny = torch.finfo(mean.dtype).tiny
-        source_var = self.source_var.clamp_min(tiny)
-        of_means = ((mean - self.source_mean).square() / source_var).mean()
-        of_variances = (variance.clamp_min(tiny) / source_var).log().square().mean()
-        distance = of_means + of_variances
-        # A channel that is constant in the source may be at an infinite distance.
-        weight = torch.where(distance.isinf(), 1.0, distance / (distance + self.tolerance).clamp_min(tiny))
-        return weight * effective_sample_size / (effective_sample_size + self.prior)
+        # The layer adds eps as well: without it a channel that is constant in the source would be infinitely far.
+        unit = self.source_var + eps
+        of_means, of_variances = (mean - self.source_mean).square() / unit, ((variance + eps) / unit).log().square()
+        distance = (of_means + of_variances).mean()
+        # Beside the images seen, as if one had scattered as much as pixels do, by 1 in mean and in variance each.
+        noise = (scatter + 2 / size) / size
+        return (distance - noise).clamp_min(0) / (distance + self.tolerance).clamp_min(torch.finfo(mean.dtype).tiny)
 
 
-def use_shift_statistics_(net: nn.Module, tolerance: float, prior: float, horizon: float) -> nn.ModuleList:
+def use_shift_statistics_(net: nn.Module, tolerance: float) -> nn.ModuleList:
     """Let every BatchNorm with running statistics follow the shift; return the state, which the method must hold."""
-    return attach_norm_hooks_(
-        net, lambda layer: ShiftStatistics(layer, tolerance, prior, horizon), skip_without_statistics=True
-    )
+    return attach_norm_hooks_(net, lambda layer: ShiftStatistics(layer, tolerance), skip_without_statistics=True)
 
 
 def store_layers_(net: nn.Module, statistics: nn.ModuleList, layers: Mapping[nn.Module, LayerState]) -> None:
@@ -183,5 +183,5 @@ def store_layers_(net: nn.Module, statistics: nn.ModuleList, layers: Mapping[nn.
     followed = [each for each in net.modules() if isinstance(each, _BatchNorm) and each.running_mean is not None]
     for module, hook in zip(followed, statistics, strict=True):
         if (state := layers.get(module)) is not None:
-            hook.mean, hook.variance, hook.worth = state[:3]
+            hook.mean, hook.variance, hook.scatter = state[:3]
             module.running_mean, module.running_var = state.used_mean, state.used_variance

@@ -1,4 +1,4 @@
-"""What a stream reveals without labels: new domains, labels that repeat, and whether mirrored images keep their class.
+"""What a stream reveals without labels: domains, repeated labels, what images are worth, what mirrors keep.
 
 Each is a state, and a function that returns the state after a batch; :class:`StateBuffers` saves one with the model.
 """
@@ -17,11 +17,11 @@ from ctta.methods.vane.constants import (
     DOMAIN_MEMORY,
     FIRST_CLASS_COUNT,
     FIRST_MIRROR_COUNT,
-    MIN_KNOWN_IMAGES,
     MIN_MIRROR_AGREEMENT,
     MIN_MIRROR_CONFIDENCE,
     MIN_VARIANCE,
     MIRROR_MEMORY,
+    OLD_DOMAIN_WEIGHT,
     PRIOR_MOVES,
     PRIOR_STAYS,
     RECENT_MEMORY,
@@ -98,7 +98,7 @@ def update_domain(state: DomainState, features: Tensor, max_distance: float | No
     kept_recent = math.exp(-num_new / RECENT_MEMORY) * num_recent
     recent = state.recent.lerp(mean, num_new / (kept_recent + num_new))
     state = state._replace(recent=recent)
-    if max_distance is not None and num_old >= MIN_KNOWN_IMAGES and _measure_distance(state) > max_distance:
+    if max_distance is not None and num_old >= RECENT_MEMORY and _measure_distance(state) > max_distance:
         return first, True
     kept = math.exp(-num_new / DOMAIN_MEMORY) * num_old
     share = num_new / (kept + num_new)
@@ -280,7 +280,44 @@ def update_mirrors(state: MirrorState, logits: Tensor, mirrored: Tensor) -> Mirr
     return MirrorState(state.counts.mul(math.exp(-float(found[1]) / MIRROR_MEMORY)).add_(found))
 
 
-StateT = TypeVar("StateT", DomainState, ChainState, MirrorState)
+class SampleState(NamedTuple):
+    """How much the statistics of recent images are worth.
+
+    Attributes:
+        size: The number of independently drawn images that would say as much, their effective sample size.
+    """
+
+    size: Tensor
+
+    @classmethod
+    def initial(cls) -> "SampleState":
+        """Return the state before the first batch."""
+        return cls(_full(1, 0.0))
+
+
+def update_sample(
+    state: SampleState, num_images: int, stickiness: float, horizon: float, *, is_new_domain: bool
+) -> tuple[SampleState, float]:
+    """Count a batch, which says less the more its labels repeat.
+
+    Args:
+        state: The state before the batch.
+        num_images: The images of the batch.
+        stickiness: How much labels repeat, see :attr:`ChainState.stickiness`.
+        horizon: How many images are remembered; more, where images depend on each other.
+        is_new_domain: Whether the batch begins a domain, for which earlier images count less.
+
+    Returns:
+        The state after the batch, and the share of the batch in it.
+    """
+    size = num_images * (1 - stickiness) / (1 + stickiness)
+    # Between forgetting by images, as domains change, and by independent ones, as classes must balance.
+    kept = math.exp(-math.sqrt(num_images * size) / horizon) * float(state.size)
+    total = (OLD_DOMAIN_WEIGHT if is_new_domain else 1.0) * kept + size
+    return SampleState(_full(1, total)), size / total
+
+
+StateT = TypeVar("StateT", DomainState, ChainState, MirrorState, SampleState)
 
 
 class StateBuffers(CpuState, Generic[StateT]):
