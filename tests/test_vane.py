@@ -1,5 +1,6 @@
 """Twenty steps of VANE agree with the naive implementation to 1e-10; what its parts do, and their edge cases."""
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -632,6 +633,28 @@ def test_independent_labels_do_not_stick_however_biased_the_network_is(batch_siz
     assert max(found) < 0.45 and found[-1] < 0.3
 
 
+@pytest.mark.parametrize(("num_classes", "power"), [(2, 0.0), (1000, 0.0), (100, 1.5), (10, 1.5)])
+def test_independent_labels_do_not_stick_in_any_label_space(num_classes: int, power: float) -> None:
+    """Two classes, a thousand of which most never occur, and long tails."""
+    frequencies = torch.arange(1, num_classes + 1, dtype=torch.float64) ** -power
+    labels = torch.multinomial(frequencies, 400, replacement=True, generator=torch.Generator().manual_seed(5))
+    for batch_size in (1, 20):
+        chain, found = Chain(), list[float]()
+        for batch in noisy_logits(labels, 3.0, num_classes).split(batch_size):
+            assert chain.follow(batch).isfinite().all()
+            found.append(chain.state.stickiness)
+        assert max(found[len(found) // 4 :]) < 0.45
+
+
+@pytest.mark.parametrize("num_classes", [2, 1000])
+def test_runs_of_labels_stick_in_any_label_space(num_classes: int) -> None:
+    labels = torch.randint(num_classes, (20,), generator=torch.Generator().manual_seed(5)).repeat_interleave(20)
+    chain = Chain()
+    for batch in noisy_logits(labels, 3.0, num_classes).split(20):
+        chain.follow(batch)
+    assert chain.state.stickiness > 0.45
+
+
 def test_runs_of_labels_stick_within_a_few_batches_and_correct_predictions() -> None:
     chain, labels = Chain(), draw_labels(400, 10)
     logits, posteriors = noisy_logits(labels, 2.0), []
@@ -795,6 +818,36 @@ def test_statistics_move_by_the_distance_of_the_stream(shift: float, scale: floa
     fraction = (norm.running_var - statistics.source_var) / (statistics.variance - statistics.source_var)
     CLOSE(fraction[0], fraction[1])  # one for all channels
     assert low <= fraction[0] < high
+
+
+@pytest.mark.parametrize("num_images", [1, 10, 64])
+def test_images_of_the_source_move_nothing_whatever_their_number(num_images: int) -> None:
+    """The statistics of few images are far from the source's by chance, and images differ in brightness."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(4096, 64, 4, 4, generator=generator, dtype=torch.float64)
+    x += torch.randn(4096, 64, 1, 1, generator=generator, dtype=torch.float64)
+    norm = nn.BatchNorm2d(64, momentum=None).double()
+    norm(x)
+    norm.eval()
+    found = []
+    for start in range(0, 2048, 256):
+        layer = copy.deepcopy(norm)
+        batches = x[start : start + max(16, 4 * num_images)].split(num_images)
+        statistics, _ = follow(layer, *batches)
+        assert layer.running_mean is not None
+        moved = (layer.running_mean - statistics.source_mean).norm() / (statistics.mean - statistics.source_mean).norm()
+        found.append(float(moved))
+    assert sum(found) / len(found) < 0.05
+
+
+def test_a_channel_that_is_always_dead_says_nothing() -> None:
+    """Its variance in the source is far below eps, so the ratio to the stream's means nothing."""
+    norm, x = norm_and_images(torch.float32)
+    assert norm.running_var is not None and norm.running_mean is not None
+    norm.running_mean[0], norm.running_var[0] = 0.0, 1e-14  # as published networks have them
+    x[:, 0] = 0
+    statistics, _ = follow(norm, x)
+    assert norm.running_var[1] == statistics.source_var[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
