@@ -126,8 +126,8 @@ class BenchmarkOptions:
     corruptions: Annotated[
         Sequence[str] | None,
         Option(
-            "Use these corruptions, in this order, such as fog,snow; none stands for the images as they are (recipe "
-            "folder). Default: the 15 of the benchmarks.",
+            "Use these corruptions, in this order, such as fog,snow; none stands for the images as they are, where "
+            "they are corrupted when read. For pacs these are domains. Default: the 15 of the benchmarks.",
             "NAMES",
             parse=parse_names,
         ),

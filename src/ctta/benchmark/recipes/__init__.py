@@ -13,14 +13,17 @@ from ctta.benchmark.recipes.images import (
     ablation,
     cifar10c,
     cifar10c_gradual,
+    cifar100,
     cifar100c,
     demo,
     embedded,
     embedded_gradual,
     folder,
+    imagenet_val,
     imagenetc,
+    pacs,
 )
-from ctta.benchmark.recipes.segmentation import acdc, streets
+from ctta.benchmark.recipes.segmentation import acdc, cityscapes_c, streets
 from ctta.core.hyperparameters import load_stats_setting
 from ctta.core.validation import check_choice, check_integer
 from ctta.data.corruptions.registry import check_severity
@@ -41,6 +44,10 @@ RECIPES: dict[str, Callable[[BenchmarkOptions], BenchmarkTask]] = {
     "cifar100c": cifar100c,
     "imagenetc": imagenetc,
     "acdc": acdc,
+    "cityscapes-c": cityscapes_c,
+    "cifar100": cifar100,
+    "imagenet-val": imagenet_val,
+    "pacs": pacs,
     "folder": folder,
     "ccc": ccc,
 }
@@ -82,7 +89,9 @@ def build_task(
         if getattr(options, name) is not None and name not in task.accepts:
             raise ConfigError(f"the recipe {recipe!r} does not take the option {name!r}: leave it out")
     if protocol is not None and protocol.definition.order != "recipe":
-        order = protocol.definition.order if options.corruptions is None else None
+        # The orders are those of the corruptions, which have severities; other domains have one order.
+        has_orders = options.corruptions is None and "severity" in task.accepts
+        order = protocol.definition.order if has_orders else None
         task = replace(task, default_orders=(order,))
     num_rounds = options.rounds or task.rounds
     # A protocol repeats its stream by itself, as it draws every round anew.

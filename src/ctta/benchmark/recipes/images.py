@@ -7,6 +7,7 @@ take minutes; with ``--data`` they take the 10,000 test images of CIFAR-10 in a 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,8 +19,19 @@ from ctta.benchmark.options import BenchmarkOptions, Preset
 from ctta.benchmark.recipes.base import ADAM, BATCH_ONLY, SGD, BenchmarkTask, DataSet, MethodSpec, add_published
 from ctta.core.registry import DEFAULT_METHOD
 from ctta.data import datasets
-from ctta.data.datasets import ArrayDataset, CifarC, CorruptionDataset, FolderDataset, ImageNetC, clean_cifar, sample
+from ctta.data.datasets import (
+    ArrayDataset,
+    CifarC,
+    CorruptionDataset,
+    DomainFolders,
+    FolderDataset,
+    ImageNetC,
+    read_clean_images,
+    sample,
+)
 from ctta.data.datasets.base import CLEAN
+from ctta.data.datasets.clean import CleanDataset
+from ctta.data.datasets.image_files import list_folders
 from ctta.data.streams import CorruptionSequence, Stream, gradual, parse_protocol
 from ctta.data.streams.sequences import corruption_order
 from ctta.errors import ConfigError, DataError
@@ -45,6 +57,7 @@ GRADUAL: dict[Preset, Literal["authors", "paper"]] = {"official": "authors", "pa
 #: The options of :func:`corrupted_stream` that recipes without corruptions do not take.
 CORRUPTION_OPTIONS = frozenset({"corruptions", "severity", "protocol"})
 
+IMAGENET_NETWORK = "timm:resnet50.tv_in1k"
 IMAGENET_GROUPS = ("noise", "blur", "weather", "digital")
 #: RobustBench's list of 5,000 images; used if it is in the data folder, else the first five images of each class.
 IMAGENET_LIST = "imagenet_test_image_ids.txt"
@@ -112,7 +125,7 @@ def cifar100c(options: BenchmarkOptions) -> BenchmarkTask:
 def imagenetc(options: BenchmarkOptions) -> BenchmarkTask:
     """ImageNet-C: ResNet-50, 15 corruptions at severity 5 in a row, 5,000 images each, mean over ten orders."""
     return BenchmarkTask(
-        make_network=lambda: models.load(options.model or "timm:resnet50.tv_in1k"),
+        make_network=lambda: models.load(options.model or IMAGENET_NETWORK),
         downloads=_downloads(options, tuple(f"imagenet-c/{group}" for group in IMAGENET_GROUPS)),
         make_stream=lambda order: corrupted_stream(_imagenet(options), options, order, batch_size=64),
         accepts=CORRUPTION_OPTIONS,
@@ -131,7 +144,7 @@ def imagenet_methods(options: BenchmarkOptions) -> dict[str, MethodSpec]:
 
 
 def corrupted_stream(
-    data: CorruptionDataset,
+    data: CorruptionDataset | Stream,
     options: BenchmarkOptions,
     order: int | None,
     batch_size: int = 200,
@@ -261,26 +274,29 @@ def load_embedded_stats(method: str) -> SourceStats:
 
 def _open_images(options: BenchmarkOptions) -> ArrayDataset:
     """Return the images that ship with the library, or all test images of CIFAR-10 in the user's folder."""
-    if options.data is None:
-        return sample()
-    images, labels = clean_cifar(options.data)
-    if labels.max() >= len(CIFAR10_CLASSES):
-        raise DataError(f"{options.data} has labels up to {labels.max()}: expected CIFAR-10, with labels up to 9")
-    return ArrayDataset(images, labels, name="cifar10-test", class_names=CIFAR10_CLASSES)
+    return sample() if options.data is None else _read_cifar(options.data, 10, CIFAR10_CLASSES)
 
 
-FOLDER_METHODS = ("source", "bn_stats", "tent", "cotta_fast")
-FOLDER_EXAMPLE = "ctta bench folder --data val/ --model file:net.py:build"
+def _read_cifar(data: str | PathLike[str], num_classes: int, class_names: tuple[str, ...] = ()) -> ArrayDataset:
+    """Return the test images of CIFAR-10 or CIFAR-100 in the user's folder: an archive, or a tree <class>/<image>."""
+    folder = Path(data) / "test"  # of a tree <split>/<class>/<image>
+    found = read_clean_images(folder if folder.is_dir() else data)
+    largest = -1 if found.labels is None else int(found.labels.max())
+    # Too few for CIFAR-100 are those of CIFAR-10, and a missing folder would shift the labels after it.
+    if not num_classes // 10 <= largest < num_classes or found.num_folders not in (None, num_classes):
+        labels = "no labels" if largest < 0 else f"labels up to {largest}"
+        raise DataError(f"{data} has {labels}: expected CIFAR-{num_classes}, with labels up to {num_classes - 1}")
+    assert found.labels is not None
+    return ArrayDataset(found.images, found.labels, name=f"cifar{num_classes}-test", class_names=class_names)
+
+
+#: The rows of recipes for the user's own network.
+OWN_METHODS = ("source", "bn_stats", "tent", "cotta_fast", DEFAULT_METHOD)
 
 
 def folder(options: BenchmarkOptions) -> BenchmarkTask:
     """Your own images: a tree <class>/<image> (--data) with your network (--model), under corruptions."""
-    if options.data is None or options.model is None:
-        missing = "--data DIR" if options.data is None else "--model SPEC"
-        raise ConfigError(
-            f"the recipe 'folder' needs your images and your network; {missing} is missing: {FOLDER_EXAMPLE}"
-        )
-    model, root = options.model, options.data
+    root, model = require_files("folder", options, "--data val/ --model file:net.py:build")
 
     @cache  # listing a large tree takes a while
     def open_folder() -> FolderDataset:
@@ -290,22 +306,103 @@ def folder(options: BenchmarkOptions) -> BenchmarkTask:
         make_network=lambda: models.load(model),
         make_stream=lambda order: corrupted_stream(open_folder(), options, order, batch_size=64),
         methods=every_method(options, None, batch_size=64, cotta={}),
-        default_methods=FOLDER_METHODS,
+        default_methods=OWN_METHODS,
         default_seeds=(1,),
         accepts=CORRUPTION_OPTIONS | {"size", "classes"},
         check_network=lambda net: check_classes(net, open_folder()),
     )
 
 
-def check_classes(net: nn.Module, data: FolderDataset) -> None:
-    """Raise a ConfigError unless a network classifies images into as many classes as a tree has."""
+def imagenet_val(options: BenchmarkOptions) -> BenchmarkTask:
+    """ImageNet validation images (--data), corrupted when read: ResNet-50 or --model, 15 x 5,000 images."""
+    root, model = require_files("imagenet-val", options, "--data VAL", IMAGENET_NETWORK)
+
+    @cache
+    def open_folder() -> FolderDataset:
+        crop, classes = options.size is None, options.classes or _find_imagenet_classes(root)
+        return FolderDataset(root, size=options.size, crop=crop, classes=classes)
+
+    return replace(
+        folder(replace(options, model=model)),
+        make_stream=lambda order: corrupted_stream(open_folder(), options, order, batch_size=64, limit=5_000),
+        methods=imagenet_methods(options),
+        check_network=lambda net: check_classes(net, open_folder()),
+    )
+
+
+def _find_imagenet_classes(root: str | PathLike[str]) -> tuple[str, ...] | None:
+    """Return the folders in the order of ImageNet's classes if they are named by index, else None: that of WordNet."""
+    names = {int(name): name for name in list_folders(Path(root)) if name.isdecimal()}
+    return tuple(names.get(index, str(index)) for index in range(1000)) if names else None
+
+
+def cifar100(options: BenchmarkOptions) -> BenchmarkTask:
+    """CIFAR-100 test images, corrupted when read: ResNeXt-29 trained with AugMix or --model, 15 x 10,000 images."""
+
+    @cache
+    def open_images() -> ArrayDataset:
+        return _read_cifar(options.data or datasets.find("cifar100"), 100)
+
+    return replace(
+        cifar100c(options),
+        make_stream=lambda order: corrupted_stream(open_images(), options, order),
+        downloads=_downloads(options, ("cifar100",), "resnext29-augmix"),
+        default_methods=OWN_METHODS,
+        default_seeds=(1,),
+        check_network=lambda net: check_classes(net, open_images(), 100),
+    )
+
+
+def pacs(options: BenchmarkOptions) -> BenchmarkTask:
+    """PACS (--data) with your network (--model) trained on photos: art, cartoon and sketch, all images of each."""
+    root, _ = require_files("pacs", options, "--data PACS --model file:net.py:build")
+
+    @cache
+    def open_domains() -> DomainFolders:
+        return DomainFolders(root, source="photo", size=options.size or (224, 224), classes=options.classes)
+
+    def make_stream(order: int | None) -> Stream:
+        if order is not None:
+            raise ConfigError("pacs has one order only (art, cartoon, sketch): leave out the option 'orders'")
+        return corrupted_stream(open_domains(), options, order, batch_size=64)
+
+    return replace(
+        folder(options),
+        make_stream=make_stream,
+        accepts=frozenset({"corruptions", "protocol", "size", "classes"}),
+        check_network=lambda net: check_classes(net, open_domains().open("photo")),
+    )
+
+
+def require_files(
+    recipe: str, options: BenchmarkOptions, example: str, network: str | None = None
+) -> tuple[str | PathLike[str], str]:
+    """Return the user's data and network, or this default network; raise a ConfigError if one is missing."""
+    model = options.model or network
+    if options.data is None or model is None:
+        missing = "--data DIR" if options.data is None else "--model SPEC"
+        raise ConfigError(
+            f"the recipe {recipe!r} needs files of yours; {missing} is missing: ctta bench {recipe} {example}"
+        )
+    return options.data, model
+
+
+def check_classes(net: nn.Module, data: CleanDataset, num_classes: int | None = None) -> None:
+    """Raise a ConfigError unless a network classifies images into as many classes as these have.
+
+    The number is that of the folders of a tree unless it is given.
+    """
     images, _ = data.domain(CLEAN, 1).read(np.arange(1))
     device = next((parameter.device for parameter in net.parameters()), images.device)
     logits = Source(net)(images.to(device))
     if logits.ndim != 2:
         raise ConfigError(f"expected a network that classifies images, got outputs of shape {tuple(logits.shape)}")
-    if logits.shape[1] != len(data.class_names):
+    if logits.shape[1] != (expected := num_classes or len(data.class_names)):
+        advice = (
+            "give --classes FILE with a class name per line, in the order of the network's outputs; the folders have "
+            "these names"
+        )
         raise ConfigError(
-            f"the network has {logits.shape[1]} classes and the images have {len(data.class_names)}: give --classes "
-            "FILE with a class name per line, in the order of the network's outputs; the folders have these names"
+            f"the network has {logits.shape[1]} classes and the images have {expected}: "
+            f"{'give a network for these classes' if num_classes else advice}"
         )

@@ -10,6 +10,7 @@ import torch
 from ctta import models
 from ctta.benchmark.options import BenchmarkOptions, Preset
 from ctta.benchmark.recipes.base import BATCH_ONLY, BenchmarkTask, MethodSpec, add_pixel_methods
+from ctta.benchmark.recipes.images import CORRUPTION_OPTIONS, corrupted_stream, require_files
 from ctta.data import streams
 from ctta.errors import ConfigError
 from ctta.methods import BNStats, CoTTA, PseudoLabel, Source, Tent
@@ -37,6 +38,18 @@ def acdc(options: BenchmarkOptions) -> BenchmarkTask:
         return stream.with_segments(f"limit={options.limit}", segments)
 
     return _make_task(options, NETWORK, make_stream, _segmentation_methods(options.preset))
+
+
+def cityscapes_c(options: BenchmarkOptions) -> BenchmarkTask:
+    """Cityscapes (--data), corrupted when read: SegFormer-B5 or --model, 15 corruptions of 500 scenes at 512x1024."""
+    root, model = require_files("cityscapes-c", options, "--data CITYSCAPES", NETWORK)
+
+    def make_stream(order: int | None) -> streams.Stream:
+        scenes = streams.cityscapes(root, size=options.size or (512, 1024))
+        return corrupted_stream(scenes, options, order, batch_size=1)
+
+    task = _make_task(options, model, make_stream, _segmentation_methods(options.preset))
+    return replace(task, rounds=1, accepts=CORRUPTION_OPTIONS | {"size"})
 
 
 def streets(options: BenchmarkOptions) -> BenchmarkTask:

@@ -13,7 +13,7 @@ from ctta.data.datasets.base import IGNORE_INDEX, IGNORE_LABEL, CorruptionDatase
 from ctta.data.datasets.benchmarks import CifarC, ImageNetC, clean_cifar
 from ctta.data.datasets.cache import cache_dir, download, find
 from ctta.data.datasets.catalog import DATASETS, Dataset
-from ctta.data.datasets.clean import ArrayDataset, CleanImages, FolderDataset, read_clean_images, sample
+from ctta.data.datasets.clean import ArrayDataset, CleanImages, DomainFolders, FolderDataset, read_clean_images, sample
 from ctta.data.datasets.image_files import ImageFiles
 from ctta.data.datasets.scenes import LabeledScenes, StreetScenes
 from ctta.errors import DownloadError
@@ -27,6 +27,7 @@ __all__ = [
     "CleanImages",
     "CorruptionDataset",
     "Dataset",
+    "DomainFolders",
     "DownloadError",
     "FolderDataset",
     "ImageDomain",

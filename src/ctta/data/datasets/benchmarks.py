@@ -39,10 +39,11 @@ _SAFE_GLOBALS = {
 def clean_cifar(
     folder: str | PathLike[str], split: Literal["train", "test"] = "test"
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Read the Python version of CIFAR-10 or CIFAR-100.
+    """Read CIFAR-10 or CIFAR-100, in their Python or binary version.
 
     Args:
-        folder: ``cifar-10-batches-py`` or ``cifar-100-python`` as extracted, or ``download("cifar10")``.
+        folder: ``cifar-10-batches-py``, ``cifar-100-python``, ``cifar-10-batches-bin`` or ``cifar-100-binary`` as
+            extracted, or ``download("cifar10")``.
         split: "train" (50,000 images) or "test" (10,000 images).
 
     Returns:
@@ -53,17 +54,21 @@ def clean_cifar(
     """
     root = Path(folder)
     check_choice("split", split, ("train", "test"))
-    if (root / "test_batch").exists() or (root / "data_batch_1").exists():
-        names = ["test_batch"] if split == "test" else [f"data_batch_{number}" for number in range(1, 6)]
-        label_key = "labels"
-    elif (root / "test").exists() or (root / "train").exists():
-        names, label_key = [split], "fine_labels"
+    for ending, read in (("", _read_batch_file), (".bin", _read_binary_file)):
+        if any((root / f"{name}{ending}").is_file() for name in ("test_batch", "data_batch_1")):
+            names = ["test_batch"] if split == "test" else [f"data_batch_{number}" for number in range(1, 6)]
+            label_key = "labels"
+        elif any((root / f"{name}{ending}").is_file() for name in ("test", "train")):
+            names, label_key = [split], "fine_labels"
+        else:
+            continue
+        parts = [read(root / f"{name}{ending}", label_key) for name in names]
+        break
     else:
         cifar10, cifar100 = ("test_batch", "test") if split == "test" else ("data_batch_1", "train")
         raise DataError(
             f"{root} contains neither {cifar10} (CIFAR-10) nor {cifar100} (CIFAR-100): {_clean_cifar_hint(root)}"
         )
-    parts = [_read_batch_file(root / name, label_key) for name in names]
     images = np.concatenate([pixels for pixels, _ in parts])
     images = np.ascontiguousarray(images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))  # stored as one plane per color
     return images, np.concatenate([labels for _, labels in parts])
@@ -186,8 +191,21 @@ def _read_batch_file(path: Path, label_key: str) -> tuple[NDArray[np.uint8], NDA
     return pixels, labels
 
 
+def _read_binary_file(path: Path, label_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Read images of shape (N, 3072) and their labels: CIFAR-100 has a coarse label before the fine one."""
+    num_labels = 1 if label_key == "labels" else 2
+    content = np.fromfile(path, np.uint8) if path.is_file() else np.empty(0, np.uint8)
+    if content.size == 0 or content.size % (num_labels + 3072):
+        raise DataError(
+            f"{path} is missing or truncated: it has {content.size} bytes, expected {num_labels + 3072} per image: "
+            f"{_clean_cifar_hint(path.parent)}"
+        )
+    records = content.reshape(-1, num_labels + 3072)
+    return records[:, num_labels:], records[:, num_labels - 1].astype(np.int64)
+
+
 def _clean_cifar_hint(folder: Path) -> str:
-    return f"{suggest_download(folder, 'cifar10')}, or extract the archive of CIFAR-100 again"
+    return f"{suggest_download(folder, 'cifar10')} (or cifar100)"
 
 
 def _cifar_c_hint(folder: Path) -> str:

@@ -77,8 +77,8 @@ def _google_drive(identifier: str, file: str, megabytes: int) -> Dataset:
 
 
 #: All datasets and checkpoints by the name that :func:`download` takes. Zenodo publishes MD5 only; the
-#: SHA-256 of CIFAR-10-C and CIFAR-10 are those of TensorFlow Datasets and Keras. The sizes of ImageNet-C are those of
-#: its page, rounded; those of the checkpoints are four bytes per weight.
+#: SHA-256 of CIFAR-10-C, CIFAR-10 and CIFAR-100 are those of TensorFlow Datasets and Keras. The sizes of ImageNet-C are
+#: those of its page, rounded; those of the checkpoints are four bytes per weight.
 DATASETS: dict[str, Dataset] = {
     "cifar10-c": Dataset(
         "https://zenodo.org/records/2535967/files/CIFAR-10-C.tar?download=1",
@@ -107,6 +107,15 @@ DATASETS: dict[str, Dataset] = {
         sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
         md5="c58f30108f718f92721af3b95e74349a",
         size=170_498_071,
+        page="https://www.cs.toronto.edu/~kriz/cifar.html",
+        license="none stated",
+    ),
+    "cifar100": Dataset(
+        "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+        "cifar-100-python.tar.gz",
+        sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+        md5="eb9058c3a382ffc7106e4002c42a8d85",
+        size=169_001_437,
         page="https://www.cs.toronto.edu/~kriz/cifar.html",
         license="none stated",
     ),

@@ -23,10 +23,12 @@ from ctta.data.datasets.base import CLEAN, Rows, describe_arrays
 from ctta.data.datasets.benchmarks import clean_cifar
 from ctta.data.datasets.image_files import (
     READ_AHEAD,
+    check_folder,
     decode_files,
     describe_files,
     find_images,
     find_labeled_images,
+    list_folders,
     sort_images,
 )
 from ctta.errors import ConfigError, DataError, did_you_mean
@@ -38,7 +40,7 @@ CorruptionLevel = tuple[str, float]
 ARRAY_SUFFIXES = {".npy", ".npz"}
 IMAGE_KEYS, LABEL_KEYS = ("images", "x"), ("labels", "y")
 #: Folders in the archives of CIFAR-10 and CIFAR-100.
-CIFAR_FOLDERS = ("cifar-10-batches-py", "cifar-100-python")
+CIFAR_FOLDERS = ("cifar-10-batches-py", "cifar-100-python", "cifar-10-batches-bin", "cifar-100-binary")
 
 
 class CleanDataset(ABC):
@@ -323,6 +325,86 @@ class FolderDataset(CleanDataset):
         return pixels, torch.from_numpy(self.labels[rows])
 
 
+class DomainFolders:
+    """A tree ``<domain>/<class>/<image>``, such as PACS: domains that differ by nature, without corruptions.
+
+    The protocols of :mod:`ctta.data.streams` show the domains where they show corruptions otherwise.
+
+    Args:
+        root: Root of the tree.
+        source: The domain that the network was trained on: what the protocol ``clean`` shows, and no shift.
+        size: As for :class:`FolderDataset`.
+        crop: As for :class:`FolderDataset`.
+        classes: As for :class:`FolderDataset`; by default the class folders of all domains, sorted.
+        seed: Seed of the shuffle.
+
+    Raises:
+        DataError: There is no such folder or source; and what :class:`FolderDataset` raises.
+
+    >>> data = DomainFolders("PACS", source="photo", size=(224, 224))           # doctest: +SKIP
+    >>> stream = ctta.data.streams.continual(data, batch_size=64)               # doctest: +SKIP
+    >>> stream.domains                                                          # doctest: +SKIP
+    ['art_painting', 'cartoon', 'sketch']
+    """
+
+    read_ahead = READ_AHEAD
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        source: str,
+        size: tuple[int, int] | None = None,
+        crop: bool = False,
+        classes: Sequence[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.root, self.source, self.size, self.crop, self.seed = Path(root).expanduser(), source, size, crop, seed
+        check_folder(self.root, "check the path; it holds a folder per domain, each with a folder per class")
+        self.domains = tuple(list_folders(self.root))
+        found = {name for domain in self.domains for name in list_folders(self.root / domain)}
+        self.class_names = tuple(classes or sorted(found))
+        self.name = f"domains of {len(self.class_names)} classes"
+        self._check_domain(source)
+
+    @property
+    def shifts(self) -> tuple[str, ...]:
+        """The domains other than the source, in the order of their names."""
+        return tuple(name for name in self.domains if name != self.source)
+
+    def open(self, domain: str) -> FolderDataset:
+        """Return the images of a domain.
+
+        Args:
+            domain: Name of its folder.
+
+        Returns:
+            The images, shuffled.
+        """
+        self._check_domain(domain)
+        folder = self.root / domain
+        return FolderDataset(folder, size=self.size, crop=self.crop, classes=self.class_names, seed=self.seed)
+
+    def domain(self, corruption: str, severity: float) -> CorruptedDomain:
+        """Return the images of a domain as they are; those of the source for ``"none"``.
+
+        Args:
+            corruption: Name of the domain.
+            severity: Ignored.
+
+        Returns:
+            The images.
+        """
+        return self.open(self.source if corruption == CLEAN else corruption).domain(CLEAN, 1)
+
+    def _check_domain(self, domain: str) -> None:
+        if domain not in self.domains:
+            raise DataError(
+                f"{self.root} has no domain {domain!r}{did_you_mean(domain, self.domains)}; it has "
+                f"{', '.join(self.domains) or 'no folders'}"
+            )
+
+
 @dataclass(frozen=True)
 class CleanImages:
     """Images in memory, with labels where they are known.
@@ -343,7 +425,7 @@ def read_clean_images(
 ) -> CleanImages:
     """Read images and, where there are any, labels.
 
-    Of a folder with CIFAR's Python batches, these are the test images; of an ``.npz``, its ``images`` (or ``x``) and
+    Of a folder with CIFAR's batches, these are the test images; of an ``.npz``, its ``images`` (or ``x``) and
     ``labels`` (or ``y``); of an ``.npy``, its images with the labels of a ``labels.npy`` next to it. In a tree
     ``<class>/<image>`` a class is labeled by its place among the sorted names; images directly in the folder have no
     labels.
@@ -383,9 +465,10 @@ def infer_benchmark_layout(path: str | os.PathLike[str]) -> Literal["cifar-c", "
 
 
 def _find_cifar_folder(path: Path) -> Path | None:
-    """Return the folder with CIFAR's Python batches, which may be one below, or None."""
+    """Return the folder with CIFAR's batches, which may be one below, or None."""
     for folder in (path, *(path / name for name in CIFAR_FOLDERS)):
-        if (folder / "test_batch").is_file() or ((folder / "test").is_file() and (folder / "meta").is_file()):
+        names = ("test_batch", "test_batch.bin", "test.bin", *(("test",) if (folder / "meta").is_file() else ()))
+        if any((folder / name).is_file() for name in names):
             return folder
     return None
 

@@ -143,7 +143,8 @@ def continual(
         data: The dataset, or a stream of clean images, such as :func:`image_folder`'s, to corrupt as they are read.
         severity: 1 (weak) to 5 (strong); a fraction such as 2.25 where images are corrupted as they are read.
         order: None for the standard order, or 0 to 9 for a random order of the authors' code.
-        names: Instead of an order, the corruptions to use, in this order.
+        names: Instead of an order, the corruptions to use, in this order; by default all domains of
+            :class:`~ctta.data.datasets.DomainFolders` but its source.
         limit: Largest number of images per corruption, the first ones; None for all.
         batch_size: Images per batch; by default 200, or that of the given stream.
 
@@ -155,6 +156,8 @@ def continual(
         DataError: A file of the dataset is missing or damaged.
         TypeError: ``data`` is neither a dataset with corruptions nor a stream.
     """
+    if order is None and names is None:
+        names = getattr(data, "shifts", None)
     chosen, description = choose_corruptions(order, names)
     severity = check_severity(severity)
     levels = [(corruption, severity) for corruption in chosen]
@@ -190,6 +193,8 @@ def gradual(
         ConfigError: A setting has no such value; and what :func:`continual` raises.
     """
     check_choice("variant", variant, ("paper", "authors"))
+    if hasattr(data, "shifts"):
+        raise ConfigError(f"gradual needs corruptions with severities; the domains of {type(data).__name__} have none")
     chosen, description = choose_corruptions(order, names)
     severities = (1, 2, 3, 4, 5, 4, 3, 2, 1)
     levels = [(corruption, severity) for corruption in chosen for severity in severities]
@@ -263,7 +268,8 @@ def _build(
     segments = []
     for corruption, severity in levels:
         images = domains[corruption, severity]
-        name = "clean" if corruption == CLEAN else f"{corruption} {severity}"
+        level = corruption if hasattr(data, "shifts") else f"{corruption} {severity}"
+        name = "clean" if corruption == CLEAN else level
         segments.append(Segment(name, images, np.arange(len(images))))
     return _limit(data, description, segments, limit, batch_size)
 
