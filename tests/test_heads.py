@@ -4,6 +4,7 @@ import copy
 import importlib
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import ctta
+from ctta.errors import ConfigError
+from ctta.methods import CMF, DELTA, ETA, ROID, SLR, RDumb
 from ctta.nn.heads import count_classes, features_and_logits, find_head, get_head, head_weight
 from ctta.nn.surgery import find_top_layers
 from ctta.testing import NETWORKS
@@ -322,3 +325,50 @@ def test_transformers_networks() -> None:
     assert find_top_layers(dense) == ("segformer.stages.3", "decode_head.batch_norm")
     features, logits = features_and_logits(UsesHead(dense).twin, torch.rand(2, 3, 32, 32))
     assert features.shape[:2] == (2, 8) and logits.shape == (2, 5, 32, 32)
+
+
+class WithoutHeadLayer(nn.Module):
+    """Computes its logits from a parameter of its own, so that no layer can be found to be the head."""
+
+    def __init__(self, num_classes: int = 5, scale: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        self.weight = nn.Parameter(scale * torch.randn(num_classes, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.body(x).mean((2, 3)), self.weight)
+
+
+COUNTING: dict[str, Any] = {"roid": ROID, "cmf": CMF, "eta": ETA, "rdumb": RDumb, "slr": SLR, "delta": DELTA}
+
+
+@pytest.mark.parametrize("num_classes", [2, 1000])
+@pytest.mark.parametrize("name", COUNTING)
+def test_the_first_output_tells_the_classes_if_the_head_is_not_found(
+    name: str, num_classes: int, tmp_path: Path
+) -> None:
+    net = ctta.models.Normalized(WithoutHeadLayer(num_classes, scale=20.0).eval(), (0.5,) * 3, (0.2,) * 3)
+    method = COUNTING[name]
+    settings = {**ctta.testing.select_settings(method), "lr": 1e-2}
+    found, given = method(net, **settings), method(net, **settings, num_classes=num_classes)
+    for number in range(3):
+        x = torch.rand(20, 3, 8, 8, generator=torch.Generator().manual_seed(number))
+        assert torch.equal(found(x), given(x))
+        if number == 1:
+            ctta.save(found, tmp_path / "stream.safetensors")
+            found = ctta.load(tmp_path / "stream.safetensors", net)
+    assert found.average.shape == (num_classes,) and torch.equal(found.average, given.average)
+    for model in (found, given):
+        model.restart_()
+    assert found.average.numel() == 0 and torch.equal(given.average, given.fork().average)
+
+
+@pytest.mark.parametrize("name", ["roid", "eta", "slr", "delta"])
+def test_the_contract_holds_where_the_head_is_not_found(name: str) -> None:
+    ctta.testing.check_method(COUNTING[name], networks={"no_head": lambda: WithoutHeadLayer().eval()})
+
+
+def test_a_wrong_number_of_classes_is_refused() -> None:
+    with pytest.raises(ConfigError, match="num_classes"):
+        ETA(WithoutHeadLayer().eval(), num_classes=1)

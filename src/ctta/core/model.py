@@ -26,7 +26,7 @@ from ctta.core.hyperparameters import (
 from ctta.core.networks import MethodNetworks
 from ctta.core.options import Precision
 from ctta.core.parallel import SINGLE_PROCESS, Coordinator, change_call, current_call, current_reducer, read_flags
-from ctta.core.state import match_dtypes_, release_lazy_buffers_
+from ctta.core.state import allocate_lazy_buffers_, match_dtypes_, release_lazy_buffers_
 from ctta.core.updates import MethodUpdates, Policy
 from ctta.core.validation import check_choice
 from ctta.errors import ConfigError, InputError, annotate_network_error
@@ -475,6 +475,7 @@ class AdaptiveModel(MethodUpdates, ABC):
         fresh = self.fork()
         initial = fresh.state_dict()
         release_lazy_buffers_(self)
+        allocate_lazy_buffers_(self, initial)
         for name, tensor in self.state_dict(keep_vars=True).items():
             if not name.startswith("source."):
                 tensor.copy_(initial[name])
@@ -608,7 +609,7 @@ class AdaptiveModel(MethodUpdates, ABC):
     @torch.inference_mode(False)
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.source = copy.deepcopy(self.source)  # a fork may share it, and must not move with this stream
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         if self.optimizer is not None:
             load_state_(self.optimizer, self.optimizer.state_dict())  # on the device and dtype of the parameters now
         return self

@@ -1,7 +1,7 @@
 """The networks of a method: the frozen source, and what a constructor builds from it."""
 
 import copy
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import chain
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.options import Precision
+from ctta.core.state import LazyModule
 from ctta.core.validation import check_batch_stats, check_choice, check_integer, check_output
 from ctta.errors import ConfigError
 from ctta.nn import BatchStats, batch_fraction, find_norm_parameters
@@ -20,7 +21,7 @@ from ctta.source_stats import SourceStats
 AMP_DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class MethodNetworks(nn.Module):
+class MethodNetworks(LazyModule):
     """The frozen copy of the caller's network, ``source``, and the tools that make a method's networks from it.
 
     Args:
@@ -34,6 +35,7 @@ class MethodNetworks(nn.Module):
     skipped_layers: tuple[str, ...] = ()
     _callers_hooks: frozenset[int] = frozenset()
     _amp: Precision | None = None
+    _average_is_uniform: bool
 
     def __init__(
         self,
@@ -159,6 +161,53 @@ class MethodNetworks(nn.Module):
             return count_classes(self.source)
         except ConfigError as error:
             raise ConfigError(f"{type(self).__name__} needs the number of classes: give num_classes=...") from error
+
+    def register_average(self, num_classes: int | None = None, *, is_uniform: bool = True) -> int | None:
+        """Declare ``self.average``, a buffer with a value per class, such as a moving average of predictions.
+
+        Where the classifier is not found, the first update decides on its size: steps read it by
+        :meth:`current_average`, and call :meth:`size_average_` before they change it.
+
+        Args:
+            num_classes: The hyperparameter ``num_classes``: None to take it from the classifier.
+            is_uniform: Whether it starts at 1/C, instead of zero.
+
+        Returns:
+            The number of classes, None if it is not known yet.
+        """
+        self._average_is_uniform = is_uniform
+        with suppress(ConfigError) if num_classes is None else nullcontext():
+            num_classes = self.count_classes(num_classes)
+        self.register_lazy_buffer("average", num_classes)
+        if num_classes is not None:
+            self.allocate_("average", self._start_average(num_classes))
+        return num_classes
+
+    def current_average(self, logits: Tensor) -> Tensor:
+        """Return ``self.average``, or its first value if it has no size yet.
+
+        Args:
+            logits: What the network returned (N, C, ...).
+
+        Returns:
+            A tensor (C).
+        """
+        average = self.get_buffer("average")
+        return average if average.numel() > 0 else self._start_average(logits.shape[1]).to(logits.device)
+
+    def size_average_(self, logits: Tensor) -> None:
+        """Give ``self.average`` its size and its first value, if the classifier was not found.
+
+        Args:
+            logits: What the network returned (N, C, ...).
+        """
+        if self.get_buffer("average").numel() == 0:
+            self.allocate_("average", self.current_average(logits))
+
+    def _start_average(self, num_classes: int) -> Tensor:
+        if not self._average_is_uniform:
+            return torch.zeros(num_classes)
+        return torch.full((num_classes,), 1 / num_classes, dtype=next(self.source.parameters()).dtype)
 
     def use_source_stats(self, stats: SourceStats | None, *names: str) -> SourceStats:
         """Keep a copy of statistics of source images as ``self.source_stats``: part of the model and its checkpoints.

@@ -95,7 +95,7 @@ class DELTA(StudentModel):
             entropy below ln(C) / 2, or ``"pseudo_label"`` for the predicted classes of a confidence above 0.4.
         norm_momentum: The fraction of themselves that BatchNorm's averages keep; 0 is TENT's normalization.
         class_momentum: The fraction of itself that the average prediction keeps; 1 weighs all classes alike.
-        num_classes: By default the outputs of the classifier, if it is found.
+        num_classes: By default the outputs of the network.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     >>> logits = DELTA(net)(torch.randn(16, 4))
@@ -124,13 +124,12 @@ class DELTA(StudentModel):
         check_choice("loss", loss, ("entropy", "weighted_entropy", "pseudo_label"))
         check_each(check_fraction, norm_momentum=norm_momentum, class_momentum=class_momentum)
         self.loss, self.norm_momentum, self.class_momentum = loss, norm_momentum, class_momentum
-        self.num_classes, count = num_classes, self.count_classes(num_classes)
+        self.num_classes = num_classes
         self.student = self.copy_of_source()
         self.statistics = attach_norm_hooks_(self.student, lambda _: Renormalization(norm_momentum))
         self.train_norms_(self.student)
         self.optimize(self.student, optimizer)
-        dtype = next(self.student.parameters()).dtype
-        self.register_buffer("average", torch.full((count,), 1 / count, dtype=dtype))
+        self.register_average(num_classes)
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
@@ -144,6 +143,7 @@ class DELTA(StudentModel):
         if self.last_step is not None and self.last_step.skipped:
             restore_statistics()
         else:
+            self.size_average_(logits)
             latest = mean_probabilities(logits.detach()).to(self.average)
             self.average.copy_(self.class_momentum * self.average + (1 - self.class_momentum) * latest)
         return logits
@@ -160,5 +160,5 @@ class DELTA(StudentModel):
     def _weigh_classes(self, logits: Tensor) -> Tensor:
         """Return the weight of each element (N, ...), with a mean of 1 over the batch."""
         # A class that is never predicted underflows at last, and one over it would not be finite.
-        weights = 1 / self.average.clamp_min(1e-30)[logits.argmax(1)]
+        weights = 1 / self.current_average(logits).clamp_min(1e-30)[logits.argmax(1)]
         return weights / current_reducer().mean(weights.mean())

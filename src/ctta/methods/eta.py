@@ -47,7 +47,7 @@ class ETA(StudentModel):
             CIFAR100-C, 0.05 for ImageNet-C.
         momentum: The fraction that the average of selected predictions keeps.
         entropy: ``"softmax"``, or ``"come"`` for COME's.
-        num_classes: By default the outputs of the classifier, if it is found.
+        num_classes: By default the outputs of the network.
         batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
@@ -82,16 +82,17 @@ class ETA(StudentModel):
         self.student = self.copy_of_source()
         self.train_norms_(self.student)
         self.optimize(self.student, optimizer)
-        self.register_buffer("average", torch.zeros(self.count_classes(num_classes)))
+        self.register_average(num_classes, is_uniform=False)
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
         logits: Tensor = self.student(x)
         entropies, limit = entropy(logits, self.entropy), self.margin * math.log(logits.shape[1])
-        is_diverse = cosine_to_average(logits, self.average).abs() < self.redundancy
+        is_diverse = cosine_to_average(logits, self.current_average(logits)).abs() < self.redundancy
         selected = (entropies < limit) & is_diverse
         loss = masked_mean(reliability_weights(entropies, limit) * entropies, selected) + self.penalty()
         if self.minimize(loss, selected=selected, confidence=confidence(logits.detach()).mean()):
+            self.size_average_(logits)
             update_average_(self.average, mean_probabilities(logits.detach(), selected), self.momentum)
         return logits
 

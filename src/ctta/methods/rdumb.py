@@ -24,7 +24,7 @@ class RDumb(ETA):
         redundancy: Learn from predictions whose cosine to the average is smaller: 0.05 for ImageNet-C, 0.4 for CIFAR-C.
         momentum: The fraction that the average of selected predictions keeps.
         entropy: ``"softmax"``, or ``"come"`` for COME's.
-        num_classes: By default the outputs of the classifier, if it is found.
+        num_classes: By default the outputs of the network.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
     >>> logits = RDumb(net)(torch.randn(16, 4))

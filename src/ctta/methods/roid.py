@@ -51,7 +51,7 @@ class ROID(AdaptiveModel):
         views: The view that predictions must agree with, the first of those drawn; () for no consistency loss.
         batch_size: What the sum of the losses is divided by; the authors use the configured batch size also for a
             shorter last batch. By default the size of each batch.
-        num_classes: By default the outputs of the classifier, if it is found.
+        num_classes: By default the outputs of the network.
         seed: The seed of the views.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
@@ -85,9 +85,7 @@ class ROID(AdaptiveModel):
             check_choice("prior", prior, ("official", "bayes"))
         self.temperature, self.keep, self.prior, self.views = temperature, keep, prior, views
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
-        self.num_classes = self.count_classes(num_classes)
-        dtype = next(self.source.parameters()).dtype
-        self.register_buffer("average", torch.full((self.num_classes,), 1 / self.num_classes, dtype=dtype))
+        self.num_classes = self.register_average(num_classes)
         self.student = self.copy_of_source()
         self.train_norms_(self.student)
         self.optimize(self.student, optimizer)
@@ -101,13 +99,14 @@ class ROID(AdaptiveModel):
     def adapt_step(self, x: Tensor) -> Tensor:
         logits: Tensor = self.student(x)
         self.require_image_logits(logits)
-        weights = roid_weights(logits, self.average, self.temperature)
+        weights = roid_weights(logits, self.current_average(logits), self.temperature)
         losses = soft_likelihood_ratio(logits)
         for view in draw_views(self.views, self.generator("views"))[:1]:
             augmented = call_on_selected(partial(view, self.student), x, weights > 0)
             losses = losses + symmetric_cross_entropy(augmented, logits)
         loss = batch_sum(weights * losses) / (self.batch_size or current_reducer().total_count(len(x)))
         if self.minimize(loss, confidence=confidence(logits.detach()).mean(), selected=weights > 0):
+            self.size_average_(logits)
             update_average_(self.average, mean_probabilities(logits.detach()))
         self.set_policy_logits(logits)
         return correct_prior(logits, self.prior)

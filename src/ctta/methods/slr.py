@@ -27,7 +27,7 @@ class SLR(StudentModel):
         clip: The largest probability in the ratio, as in ROID's code. None for the ratio of the paper, whose gradient
             does not end there.
         momentum: The fraction that the average prediction keeps at each batch; it starts uniform.
-        num_classes: The number of classes; by default that of the network's head.
+        num_classes: By default the outputs of the network.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
     >>> logits = SLR(net)(torch.randn(16, 4))
@@ -57,9 +57,7 @@ class SLR(StudentModel):
         if clip is not None:
             check_fraction("clip", clip)
         self.weight, self.clip, self.momentum = weight, clip, momentum
-        self.num_classes = self.count_classes(num_classes)
-        dtype = next(self.source.parameters()).dtype
-        self.register_buffer("average", torch.full((self.num_classes,), 1 / self.num_classes, dtype=dtype))
+        self.num_classes = self.register_average(num_classes)
         self.student = self.copy_of_source()
         self.train_norms_(self.student)
         self.optimize(self.student, optimizer)
@@ -68,9 +66,10 @@ class SLR(StudentModel):
     def adapt_step(self, x: Tensor) -> Tensor:
         logits: Tensor = self.student(x)
         p = mean_probabilities(logits)
-        average = self.momentum * self.average.to(p) + (1 - self.momentum) * p
+        average = self.momentum * self.current_average(logits).to(p) + (1 - self.momentum) * p
         diversity = torch.special.xlogy(average, average).sum()
         ratio = soft_likelihood_ratio(logits, self.clip).mean()
         if self.minimize(diversity + self.weight * ratio, confidence=confidence(logits.detach()).mean()):
+            self.size_average_(logits)
             self.average.copy_(average.detach())
         return logits
