@@ -101,6 +101,71 @@ def naive_t3a(net: nn.Sequential, batches: list[Tensor], *, num_supports: int) -
     return predictions
 
 
+def naive_neo(
+    net: nn.Sequential, batches: list[Tensor], *, decay: float | None = None, target: Tensor | None = None
+) -> list[Tensor]:
+    """Run NEO, image by image; ``target`` is the mean feature of source images."""
+    body, head = split(naive_copy(net, 0.0))
+    predictions, seen, center = [], list[Tensor](), torch.zeros(head.in_features, dtype=head.weight.dtype)
+    for x in batches:
+        with torch.no_grad():
+            features = list(body(x))
+            seen += features
+            if decay is None:
+                center = add_up(seen) / len(seen)
+            else:
+                center = decay * center + (1 - decay) * add_up(features) / len(features)
+            moved = [feature - center + (0 if target is None else target) for feature in features]
+            predictions.append(torch.stack([head(feature) for feature in moved]))
+    return predictions
+
+
+class NaiveUnmixed(nn.Module):
+    """A BatchNorm in UnMix-TNS, image by image, channel by channel and component by component."""
+
+    def __init__(self, layer: nn.BatchNorm2d, num_components: int, noise: Tensor, momentum: float, full: int) -> None:
+        super().__init__()
+        assert layer.running_mean is not None and layer.running_var is not None
+        self.layer, self.momentum, self.full = layer, momentum, full
+        count, between = num_components, 0.5 if num_components > 1 else 0.0
+        ratio = between * count / max(count - 1, 1)
+        pairs = list(zip(layer.running_mean.tolist(), layer.running_var.tolist(), strict=True))
+        self.means = [
+            [mean + math.sqrt(ratio) * math.sqrt(var) * float(noise[k, c]) for c, (mean, var) in enumerate(pairs)]
+            for k in range(count)
+        ]
+        self.variances = [[(1 - between) * var for _, var in pairs] for _ in range(count)]
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        rows, shares = [], []
+        moments = [[(float(c.mean()), float(c.var(correction=0))) for c in image] for image in x]
+        for image, own in zip(x, moments, strict=True):
+            mean_vector = torch.tensor([mean for mean, _ in own], dtype=x.dtype)
+            cosines = [float(unit(mean_vector) @ unit(torch.tensor(m, dtype=x.dtype))) for m in self.means]
+            p = softmax([cosine / 0.07 for cosine in cosines])
+            shares.append(p)
+            channels = []
+            for c, (mean, variance) in enumerate(own):
+                means = [(1 - q) * m[c] + q * mean for q, m in zip(p, self.means, strict=True)]
+                variances = [(1 - q) * v[c] + q * variance for q, v in zip(p, self.variances, strict=True)]
+                mixed = sum(means) / len(means)
+                total = sum(variances) / len(means) + sum(m * m for m in means) / len(means) - mixed * mixed
+                normal = (image[c] - mixed) / math.sqrt(total + self.layer.eps)
+                channels.append(normal * self.layer.weight[c] + self.layer.bias[c])
+            rows.append(torch.stack(channels))
+        rate = 1 - (1 - self.momentum) ** (len(x) / self.full)
+        for k in range(len(self.means)):
+            for c in range(x.shape[1]):
+                changes = [
+                    (p[k] * (own[c][0] - self.means[k][c]), p[k] * (own[c][1] - self.variances[k][c]))
+                    for p, own in zip(shares, moments, strict=True)
+                ]
+                self.means[k][c] += rate * sum(change for change, _ in changes) / len(x)
+                self.variances[k][c] += rate * sum(change for _, change in changes) / len(x)
+        return torch.stack(rows)
+
+
 def contrast(groups: Sequence[Sequence[Tensor]], temperature: float) -> Tensor:
     """Return the supervised contrastive loss: the members of a group are each other's positives."""
     vectors = [(i, unit(vector)) for i, group in enumerate(groups) for vector in group]

@@ -190,11 +190,17 @@ class TestTransformers:
             model(torch.rand(2, 3, 16, 16), bool_masked_pos=torch.ones(2, 4))
 
 
-@pytest.fixture(scope="module")
-def deployed() -> nn.Module:
-    model = ctta.Tent(make_net(), lr=0.01)
+@pytest.fixture(scope="module", params=["tent", "neo", "unmix_tns", "t3a"])
+def deployed(request: pytest.FixtureRequest) -> nn.Module:
+    """Return a deployed network that still predicts what its method does, or one of estimated statistics."""
+    model = ctta.Tent(make_net(), lr=0.01) if request.param == "tent" else ctta.adapt(make_net(), request.param)
     adapt_to(model, make_stream())
-    return model.deploy(make_stream()).eval()
+    if request.param == "tent":
+        return model.deploy(make_stream()).eval()
+    deployed = model.deploy().eval()
+    with torch.no_grad():
+        torch.testing.assert_close(deployed(make_stream()[0]), model.predict_once(make_stream()[0]))
+    return deployed
 
 
 class TestExport:

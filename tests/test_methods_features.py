@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 import torch
 from naive import naive_copy
-from naive_features import naive_adacontrast, naive_lame, naive_memo, naive_rmt, naive_santa, naive_t3a
+from naive_features import (
+    NaiveUnmixed,
+    naive_adacontrast,
+    naive_lame,
+    naive_memo,
+    naive_neo,
+    naive_rmt,
+    naive_santa,
+    naive_t3a,
+)
 from test_mathematics import CLOSE, assert_same_run, assert_same_weights, pixel_classifier, stream
 from test_methods_entropy import NAIVE_OPTIMIZER, OPTIMIZER, decided_classifier
 from torch import Tensor, nn
@@ -48,6 +57,83 @@ def test_lame_gives_neighbors_the_same_label() -> None:
     x = stream(4)[0]
     logits = model(torch.cat([x, x + 1e-9]))
     assert torch.equal(logits[:4].argmax(1), logits[4:].argmax(1))
+
+
+@pytest.mark.parametrize("decay", [None, 0.9])
+@pytest.mark.parametrize("to_source", [False, True])
+def test_neo(decay: float | None, to_source: bool) -> None:
+    net = decided_classifier()
+    stats = ctta.source_stats(net, [stream()[0]], batch_stats=0.0) if to_source else None
+    target = None if stats is None else stats["feature_mean"]
+    model = ctta.NEO(net, decay=decay, source_stats=stats)
+    assert_same_run(model, stream(), naive_neo(net, stream(), decay=decay, target=target))
+    if decay is None:
+        assert int(model.num_seen) == sum(map(len, stream()))
+
+
+def test_neo_deploys_its_shift_as_a_bias() -> None:
+    """Also into a head without one, and a head that is a convolution."""
+    net = decided_classifier()
+    model = ctta.NEO(net, decay=0.5)
+    *batches, last = stream()
+    for x in batches:
+        model(x)
+    body, head = net[:-1], net[-1]
+    expected = head(body(last) - model.center)
+    plain = model.deploy()
+    CLOSE(plain(last), expected)
+    assert not any(module._forward_pre_hooks for module in plain.modules())
+    assert [name for name, _ in plain.named_parameters()] == [name for name, _ in net.named_parameters()]
+    without_bias = nn.Sequential(*list(net)[:-1], nn.Linear(12, 4, bias=False).double()).eval()
+    moved = ctta.NEO(without_bias)
+    moved(last)
+    CLOSE(moved.deploy()(last), without_bias[-1](without_bias[:-1](last) - moved.center))
+
+
+def test_neo_predicts_the_first_image_by_the_bias() -> None:
+    net = decided_classifier()
+    head = net[-1]
+    assert isinstance(head, nn.Linear)
+    CLOSE(ctta.NEO(net)(stream()[0][:1]), head.bias.detach().unsqueeze(0))
+
+
+def test_neo_keeps_its_center_if_a_batch_overflows() -> None:
+    net = decided_classifier()
+    for name, buffer in net.named_buffers():
+        if name.endswith("running_var"):
+            buffer.fill_(1e-5)  # so that features overflow
+    model = ctta.NEO(net)
+    model(stream()[0])
+    before, seen = model.center.clone(), model.num_seen.clone()
+    model(torch.full_like(stream()[0], 1e308))
+    assert torch.equal(model.center, before) and torch.equal(model.num_seen, seen)
+
+
+@pytest.mark.parametrize(("num_components", "momentum"), [(16, 0.1), (1, 0.3)])
+def test_unmix_tns(num_components: int, momentum: float) -> None:
+    net = decided_classifier()
+    generator = ctta.UnMixTNS(net).generator("components")
+    naive = naive_copy(net, 0.0)
+    for number, layer in enumerate(net):
+        if isinstance(layer, nn.BatchNorm2d):
+            noise = torch.randn(num_components, layer.num_features, generator=generator, dtype=torch.float64)
+            naive[number] = NaiveUnmixed(layer, num_components, noise, momentum, 8)
+    model = ctta.UnMixTNS(net, num_components=num_components, momentum=momentum, max_batch_size=8)
+    assert_same_run(model, stream(), [naive(x).detach() for x in stream()])
+
+
+def test_unmix_tns_deploys_its_components() -> None:
+    model = ctta.UnMixTNS(decided_classifier())
+    *batches, last = stream()
+    for x in batches:
+        model(x)
+    plain, expected = model.deploy(), model.predict(last)
+    CLOSE(plain(last), expected)
+    CLOSE(torch.cat([plain(image.unsqueeze(0)) for image in last]), expected)
+    model(last)
+    CLOSE(plain(last), expected)
+    estimated = model.deploy([last])
+    assert not any(module._forward_pre_hooks for module in estimated.modules())
 
 
 @pytest.mark.parametrize("num_supports", [1, 3, 100])

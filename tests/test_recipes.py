@@ -193,7 +193,7 @@ def test_methods_that_draw_random_numbers_have_seeds() -> None:
     assert {name for name, spec in methods.items() if spec.is_random} == {
         *("test_aug", "cotta_view_average", "cotta", "cotta_fast", "cotta_official", "cotta_paper"),
         *("rotta", "petta", "note", "sotta", "tribe", "roid", "cmf", "deyo", "santa", "rmt", "petal", "palm", "tea"),
-        *("memo", "adacontrast", "foa", "vane"),
+        *("memo", "adacontrast", "foa", "vane", "unmix_tns"),
     }
     assert (
         build_task("embedded", BenchmarkOptions(settings=("cotta_weight_average.restore=0.1",)))

@@ -95,6 +95,7 @@ def test_the_facts_about_a_method_are_true(name: str) -> None:
         "norm statistics": 0,
         "prototypes": 0,
         "prompts": 0,
+        "mean feature": 0,
         "norm layers": 2,
         "norm layers and convolutions": 4,
         # The only norm layer is not at the top; of the two blocks of a vision transformer one is not.

@@ -12,6 +12,7 @@ from ctta.cli.console import print_notice, print_rows, print_text, stdout
 from ctta.cli.installation import inspect_installation
 from ctta.cli.options import JsonOption, command
 from ctta.core.hyperparameters import format_value
+from ctta.core.options import Option
 from ctta.core.registry import NamedMethod, list_methods, resolve_method
 from ctta.data.streams import PROTOCOLS
 from ctta.errors import ConfigError
@@ -24,6 +25,9 @@ def methods(
         str | None,
         typer.Argument(help="Describe this method and its hyperparameters. Default: list all.", metavar="NAME"),
     ] = None,
+    no_backward: Annotated[
+        bool, Option("List only methods without a backward pass, for devices and networks that cannot train.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the methods and presets, or describe one with its hyperparameters.
@@ -32,6 +36,10 @@ def methods(
     packages add methods with entry points in the group ctta.methods.
     """
     found = [resolve_method(name)] if name else _resolve_all()
+    if no_backward:
+        if name:
+            raise ConfigError(f"--no-backward chooses from the list: leave it out, or the name {name!r}")
+        found = [each for each in found if each.method.info is not None and each.info.backward_passes == 0]
     if as_json:
         stdout.print_json(json.dumps([_as_json(each) for each in found]))
     elif name:

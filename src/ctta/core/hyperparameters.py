@@ -260,6 +260,11 @@ def _convert(name: str, value: Any, default: Any) -> Any:
         raise ConfigError("source images to replay are given in Python: replay=ctta.SourceReplay(images, labels)")
     if name == "policies":
         raise ConfigError("policies are parsed by ctta.core.registry.parse_settings")
+    if isinstance(default, bool):
+        named = {"true": True, "false": False}
+        if (chosen := named.get(str(value).lower())) is None:
+            raise ConfigError(f"{name} must be True or False, got {value!r}")
+        return chosen
     if isinstance(default, int | float) and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ConfigError(f"{name} must be a number such as {default}, got {value!r}")
     if isinstance(default, int) and not isinstance(value, int):

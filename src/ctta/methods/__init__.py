@@ -19,6 +19,7 @@ from ctta.methods.sotta import SoTTA as SoTTA
 from ctta.methods.tribe import TRIBE as TRIBE
 from ctta.methods.bn_alpha import BNAlpha as BNAlpha
 from ctta.methods.bn_ema import BNEMA as BNEMA
+from ctta.methods.unmix_tns import UnMixTNS as UnMixTNS
 from ctta.methods.eta import ETA as ETA
 from ctta.methods.eata import EATA as EATA
 from ctta.methods.rpl import RPL as RPL
@@ -30,6 +31,7 @@ from ctta.methods.cmf import CMF as CMF
 from ctta.methods.deyo import DeYO as DeYO
 from ctta.methods.lame import LAME as LAME
 from ctta.methods.t3a import T3A as T3A
+from ctta.methods.neo import NEO as NEO
 from ctta.methods.shot_im import SHOTIM as SHOTIM
 from ctta.methods.santa import SANTA as SANTA
 from ctta.methods.rmt import RMT as RMT

@@ -1,6 +1,7 @@
 """T3A: replace the classifier by the mean features of confident predictions."""
 
-from typing import Unpack
+from collections.abc import Iterable
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +91,28 @@ class T3A(AdaptiveModel):
         return chosen, candidates.gather(1, kept)
 
     def _classify(self, features: Tensor, supports: Tensor, entropies: Tensor) -> Tensor:
-        is_used = entropies.isfinite().unsqueeze(2)
-        prototypes = F.normalize((F.normalize(supports, dim=2) * is_used).sum(1))
+        prototypes = self._average(supports, entropies)
         return at_least_float32(features) @ prototypes.T.to(at_least_float32(features))
+
+    @staticmethod
+    def _average(supports: Tensor, entropies: Tensor) -> Tensor:
+        """Return the prototypes (C, d)."""
+        return F.normalize((F.normalize(supports, dim=2) * entropies.isfinite().unsqueeze(2)).sum(1))
+
+    @override
+    @torch.no_grad()
+    def deploy(self, batches: Iterable[Any] | None = None) -> nn.Module:
+        """Return the network with the prototypes as the weights of its classifier, and no bias.
+
+        Args:
+            batches: As for :meth:`ctta.AdaptiveModel.deploy`.
+
+        Returns:
+            A plain network.
+        """
+        net = super().deploy(batches)
+        classifier: Any = net.get_submodule(self.head)
+        classifier.weight.copy_(self._average(self.features, self.entropies).view_as(classifier.weight))
+        if classifier.bias is not None:
+            classifier.bias.zero_()
+        return net

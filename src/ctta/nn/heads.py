@@ -217,6 +217,20 @@ def head_weight(net: nn.Module) -> Tensor:
     return weight.detach().clone().flatten(1)
 
 
+@torch.no_grad()
+def shift_features_(net: nn.Module, head: str, shift: Tensor) -> None:
+    """Let a classifier answer as if its features were shifted, by its bias.
+
+    Args:
+        net: The network.
+        head: The name that :func:`find_head` returned.
+        shift: What is added to features (d).
+    """
+    layer: Any = net.get_submodule(head)
+    moved = (layer.weight.flatten(1).to(shift) @ shift).to(layer.weight)
+    layer.bias = nn.Parameter(moved if layer.bias is None else layer.bias + moved, layer.weight.requires_grad)
+
+
 def count_classes(net: nn.Module, head: str | None = None) -> int:
     """Return the number of classes that the head of a network distinguishes.
 
