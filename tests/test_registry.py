@@ -96,6 +96,7 @@ def test_the_facts_about_a_method_are_true(name: str) -> None:
         "prototypes": 0,
         "prompts": 0,
         "mean feature": 0,
+        "token statistics": 0,
         "norm layers": 2,
         "norm layers and convolutions": 4,
         # The only norm layer is not at the top; of the two blocks of a vision transformer one is not.
@@ -262,6 +263,9 @@ def test_hyperparameters_are_parsed_from_text() -> None:
     assert (optimizer.defaults["lr"], optimizer.defaults["momentum"]) == (0.01, 0.9)
     assert found == {"gate": "element", "views": ()}
     assert parse_hyperparameters(ctta.Tent, ["lr=0.5"])["optimizer"].func is torch.optim.Adam
+    assert [parse_hyperparameters(ctta.VANE, [f"learn={text}"])["learn"] for text in ("false", "True")] == [False, True]
+    with pytest.raises(ConfigError, match="learn must be True or False, got 1"):
+        parse_hyperparameters(ctta.VANE, ["learn=1"])
     for texts, words in {
         ("restore",): "NAME=VALUE",
         ("optimizer=Madam",): "a class of torch.optim",

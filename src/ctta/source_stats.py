@@ -26,6 +26,7 @@ from ctta.io.tensors import read_tensors, write_tensors
 from ctta.nn import BatchStats, find_norm_layers, find_norm_parameters
 from ctta.nn.heads import features_and_logits, find_head, record_features_
 from ctta.nn.surgery import Output, check_batch, copy_for_adaptation, fingerprint, train_only_
+from ctta.nn.vit import find_blocks, is_vit
 
 __all__ = ["SourceStats", "source_stats"]
 
@@ -208,6 +209,8 @@ def source_stats(
     ``feature_mean``    of all features (d), with ``feature_variance``
     ``layer_inputs``    per norm layer and channel: ``layer_inputs.mean`` and ``layer_inputs.variance``; of tokens, the
                         first one (CLS) counts; ``layer_outputs`` alike
+    ``block_outputs``   per block of a vision transformer: ``block_outputs.mean`` (d) and ``block_outputs.covariance``
+                        (d, d) of all tokens
     ==================  ===============================================================================================
 
     Args:
@@ -308,6 +311,25 @@ class _Moments:
         return self.square / self.count.clamp_min(1)
 
 
+class _Covariance:
+    """Mean and covariance of all tokens that a block returns, merged batch by batch without cancellation."""
+
+    def __init__(self) -> None:
+        self.count, self.mean, self.product = 0, torch.zeros(()), torch.zeros(())
+
+    def record(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        tokens = (output[0] if isinstance(output, tuple) else output).detach().flatten(0, 1).cpu().double()
+        mean = tokens.mean(0)
+        difference, total = mean - self.mean, self.count + len(tokens)
+        between = torch.outer(difference, difference) * self.count * len(tokens) / total
+        self.product = self.product + (tokens - mean).T @ (tokens - mean) + between
+        self.mean, self.count = self.mean + difference * len(tokens) / total, total
+
+    @property
+    def covariance(self) -> Tensor:
+        return self.product / self.count
+
+
 class _Collector:
     """Statistics while batches come in."""
 
@@ -319,6 +341,9 @@ class _Collector:
         self.layers: dict[str, _Moments] = {}
         for name in find_norm_layers(net):
             net.get_submodule(name).register_forward_hook(self._make_hook(name))
+        self.blocks = {name: _Covariance() for name in find_blocks(net)} if is_vit(net) else {}
+        for name, covariance in self.blocks.items():
+            net.get_submodule(name).register_forward_hook(covariance.record)
 
     def _make_hook(self, name: str) -> Any:
         def record(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -365,6 +390,8 @@ class _Collector:
             kind, _, layer = key.partition("/")
             found[f"{kind}.mean/{layer}"] = moments.mean[0]
             found[f"{kind}.variance/{layer}"] = moments.variance[0]
+        for name, block in self.blocks.items():
+            found |= {f"block_outputs.mean/{name}": block.mean, f"block_outputs.covariance/{name}": block.covariance}
         return {name: value.detach().to("cpu", dtype) for name, value in found.items()}
 
 

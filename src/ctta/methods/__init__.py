@@ -43,6 +43,7 @@ from ctta.methods.adacontrast import AdaContrast as AdaContrast
 from ctta.methods.delta import DELTA as DELTA
 from ctta.methods.rem import REM as REM
 from ctta.methods.foa import FOA as FOA
+from ctta.methods.pea import PEA as PEA
 from ctta.methods.vane import VANE as VANE
 
 from ctta.core.model import AdaptiveModel

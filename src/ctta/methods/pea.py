@@ -1,0 +1,266 @@
+"""PEA: align the tokens after each block of a vision transformer with the statistics of source images."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from typing_extensions import override
+
+from ctta.core.model import AdaptiveModel, MethodInfo
+from ctta.core.parallel import current_reducer, read
+from ctta.core.validation import check_each, check_fraction, check_integer, check_positive
+from ctta.functional import at_least_float32, entropy
+from ctta.nn import BatchStats
+from ctta.nn.surgery import Output
+from ctta.nn.vit import find_blocks
+from ctta.source_stats import SourceStats
+
+#: Added to the diagonal of covariances, and the least eigenvalue of one that is inverted.
+MIN_VARIANCE = 1e-5
+#: A block whose weight is below this is not aligned, and its statistics do not change.
+MIN_WEIGHT = 1e-3
+#: The central part of the second view.
+CROP = 0.9
+
+
+class StreamStatistics(NamedTuple):
+    """What PEA knows of the stream.
+
+    Attributes:
+        means: The mean token after each block (L, d).
+        covariances: The covariance of the tokens (L, d, d).
+        drifts: How much the mean of a batch differed from the mean before, smoothed (L).
+        started: Whether a block has statistics (L).
+        entropy: The mean entropy of predictions, smoothed; infinite before the first batch.
+    """
+
+    means: Tensor
+    covariances: Tensor
+    drifts: Tensor
+    started: Tensor
+    entropy: Tensor
+
+
+class PEA(AdaptiveModel):
+    """Move tokens toward the mean and the covariance of the source's, block by block; nothing is trained.
+
+    A first pass measures how far the class tokens after each block are from the source's. The second aligns each block
+    in proportion; the block with the least distance stays as it is. Predictions are averaged over views.
+
+    Args:
+        net: A vision transformer with a class token, such as timm's, torchvision's or transformers' ViT.
+        source_stats: Statistics of source images, ``ctta.source_stats(net, batches)``; the reference has 50,000 images.
+        momentum: How far a batch moves the statistics of the stream.
+        spike: A batch whose mean is further away than this times the usual replaces the statistics of its block.
+        smoothing: The fraction of a batch in what is usual.
+        max_rise: The rise of the entropy above what is usual after which all statistics start anew.
+        group_size: The number of channels that are aligned together; 768 are all of a ViT-B.
+        num_views: How many views are averaged over beside the images: the center, and then the mirrored images.
+        batch_stats: The fraction of the batch in BatchNorm's statistics, if the network has any.
+
+    >>> import ctta
+    >>> net, x = ctta.testing.networks.BlockViT(), torch.rand(32, 3, 16, 16)
+    >>> logits = PEA(net, source_stats=ctta.source_stats(net, [x]))(torch.rand(4, 3, 16, 16))
+
+    Reference: Xiao et al., "Architecture-agnostic test-time adaptation via backprop-free embedding alignment",
+    ICLR 2026.
+    """
+
+    info = MethodInfo(
+        "PEA",
+        "Xiao et al., ICLR 2026",
+        "token statistics",
+        6,
+        needs_source_data=True,
+        labels_pixels=False,
+        needs_vit=True,
+    )
+    checks_values_late = True
+    means: Tensor
+    covariances: Tensor
+    drifts: Tensor
+    started: Tensor
+    entropy: Tensor
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        source_stats: SourceStats | None = None,
+        momentum: float = 0.02,
+        spike: float = 4.0,
+        smoothing: float = 0.2,
+        max_rise: float = 1.0,
+        group_size: int = 768,
+        num_views: int = 2,
+        batch_stats: BatchStats = "auto",
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, batch_stats=batch_stats, output=output)
+        check_each(check_fraction, momentum=momentum, smoothing=smoothing)
+        check_each(check_positive, spike=spike, max_rise=max_rise)
+        self.momentum, self.spike, self.smoothing, self.max_rise = momentum, spike, smoothing, max_rise
+        self.group_size = check_integer("group_size", group_size, 1)
+        self.num_views = check_integer("num_views", num_views, 0, 2)
+        self.blocks = find_blocks(self.source)
+        stats = self.use_source_stats(source_stats, "block_outputs.mean", "block_outputs.covariance")
+        mean = at_least_float32(stats.by_name("block_outputs.mean")[self.blocks[0]])
+        num_blocks, width = len(self.blocks), len(mean)
+        start = StreamStatistics(
+            mean.new_zeros(num_blocks, width),
+            mean.new_zeros(num_blocks, width, width),
+            mean.new_zeros(num_blocks),
+            torch.zeros(num_blocks, dtype=torch.bool),
+            mean.new_full((), torch.inf),
+        )
+        for name, value in start._asdict().items():
+            self.register_buffer(name, value)
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        logits, state = self._align(x)
+        is_finite = torch.stack([each.isfinite().all() for each in state[:3]]).all() & state.entropy.isfinite()
+        for name, value in state._asdict().items():  # one overflow would stay in the averages forever
+            buffer = self.get_buffer(name)
+            buffer.copy_(torch.where(is_finite, value, buffer))
+        return logits
+
+    @override
+    def predict_step(self, x: Tensor) -> Tensor:
+        return self._align(x)[0]
+
+    @torch.no_grad()
+    def _align(self, x: Tensor) -> tuple[Tensor, StreamStatistics]:
+        """Return the predictions of a batch, and the statistics after it."""
+        views = [x, _crop_center(x), x.flip(3)][: self.num_views + 1]
+        weights = self._weigh_blocks(views)
+        state = StreamStatistics(*(self.get_buffer(name).clone() for name in StreamStatistics._fields))
+        aligned_blocks = [number for number, weight in enumerate(weights) if weight >= MIN_WEIGHT]
+        with torch.autocast(x.device.type, enabled=False):
+            roots = {number: self._source_roots(number) for number in aligned_blocks}
+
+        def align_block(number: int, tokens: Tensor) -> Tensor:
+            if number not in roots:
+                return tokens
+            values = at_least_float32(tokens)
+            with torch.autocast(tokens.device.type, enabled=False):
+                self._follow_(state, number, current_reducer().gather(values).flatten(0, 1))
+                aligned = self._move(values, state, number, roots[number])
+            return (values + weights[number] * (aligned - values)).to(tokens)
+
+        predictions = []
+        with self._change_outputs(align_block):
+            for view in views:
+                predictions.append(self.source(view))
+        logits = torch.stack(predictions).mean(0)
+        self.require_image_logits(logits)
+        return logits, self._finish(state, logits)
+
+    def _weigh_blocks(self, views: Sequence[Tensor]) -> list[float]:
+        """Return the weight of each block, from 0 for the least distance to the source to 1 for the largest."""
+        tokens: list[list[Tensor]] = [[] for _ in self.blocks]
+
+        def record(number: int, output: Tensor) -> Tensor:
+            tokens[number].append(current_reducer().gather(at_least_float32(output[:, 0])))
+            return output
+
+        with self._change_outputs(record):
+            for view in views:
+                self.source(view)
+        distances = []
+        for number, found in enumerate(tokens):
+            values, (mean, covariance) = torch.cat(found), self._source(number)
+            variance = values.var(0, correction=min(1, len(values) - 1))
+            distances.append((mean - values.mean(0)).norm() + (covariance.diagonal() - variance).norm())
+        distance = torch.stack(distances)
+        span = distance.max() - distance.min()
+        return read(torch.where(span > 0, (distance - distance.min()) / span, 0.0))[0].tolist()
+
+    def _source(self, number: int) -> tuple[Tensor, Tensor]:
+        """Return the mean and the covariance of the source's tokens after a block."""
+        names = ("block_outputs.mean", "block_outputs.covariance")
+        mean, covariance = (self.source_stats[f"{name}/{self.blocks[number]}"].to(self.means) for name in names)
+        return mean, covariance
+
+    def _groups(self, covariance: Tensor) -> list[Tensor]:
+        """Return the covariances of the groups of channels."""
+        starts = range(0, len(covariance), self.group_size)
+        return [covariance[start : start + self.group_size, start : start + self.group_size] for start in starts]
+
+    def _source_roots(self, number: int) -> list[Tensor]:
+        """Return the square root of the source's covariance for each group of channels."""
+        return [_power(_regularize(group), 0.5) for group in self._groups(self._source(number)[1])]
+
+    def _follow_(self, state: StreamStatistics, number: int, tokens: Tensor) -> None:
+        """Move the statistics of a block toward tokens (T, d); a spike replaces them."""
+        mean = tokens.mean(0)
+        covariance = _regularize((tokens - mean).T @ (tokens - mean) / max(len(tokens) - 1, 1))
+        drift = (mean - state.means[number]).abs().mean()
+        usual = torch.lerp(state.drifts[number], drift, self.smoothing)
+        is_first = ~state.started[number]
+        is_spike = (usual > 1e-6) & (drift > self.spike * usual)
+        rate = mean.new_full((), self.momentum).masked_fill(is_first | is_spike, 1.0)  # a float64 with its digits
+        state.means[number].lerp_(mean, rate)
+        state.covariances[number].lerp_(covariance, rate)
+        state.drifts[number] = torch.where(is_first, 0.0, usual)
+        state.started[number] = True
+
+    def _move(self, values: Tensor, state: StreamStatistics, number: int, roots: Sequence[Tensor]) -> Tensor:
+        """Return tokens (N, T, d) with the mean and the covariance of the source's."""
+        groups = zip(self._groups(state.covariances[number]), roots, strict=True)
+        whitened = (values - state.means[number]).split(self.group_size, -1)
+        parts = [part @ _power(group, -0.5) @ root for part, (group, root) in zip(whitened, groups, strict=True)]
+        return torch.cat(parts, -1) + self._source(number)[0]
+
+    def _finish(self, state: StreamStatistics, logits: Tensor) -> StreamStatistics:
+        """Return the statistics after a batch, which start anew if the entropy has risen too far."""
+        latest = current_reducer().mean(at_least_float32(entropy(logits)).mean()).to(state.entropy)
+        is_reset = latest > state.entropy + self.max_rise
+        is_known = state.entropy.isfinite() & ~is_reset
+        usual = torch.where(is_known, torch.lerp(state.entropy, latest, self.smoothing), latest)
+        means, covariances, drifts, started = (
+            torch.where(is_reset, torch.zeros_like(each), each) for each in state[:4]
+        )
+        return StreamStatistics(means, covariances, drifts, started, usual)
+
+    @contextmanager
+    def _change_outputs(self, change: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
+        """Replace the tokens that each block returns, given its number, by others within the context."""
+
+        def make_hook(number: int) -> Any:
+            def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+                if isinstance(output, tuple):  # those of transformers return more than tokens
+                    return (change(number, output[0]), *output[1:])
+                return change(number, output)
+
+            return hook
+
+        blocks = enumerate(self.blocks)
+        handles = [self.source.get_submodule(name).register_forward_hook(make_hook(number)) for number, name in blocks]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _crop_center(x: Tensor) -> Tensor:
+    """Return the central part of images, resized to their size."""
+    height, width = (max(1, round(CROP * side)) for side in x.shape[2:])
+    top, left = round((x.shape[2] - height) / 2), round((x.shape[3] - width) / 2)
+    return F.interpolate(x[:, :, top : top + height, left : left + width], x.shape[2:], mode="bilinear")
+
+
+def _regularize(covariance: Tensor) -> Tensor:
+    return covariance + MIN_VARIANCE * torch.eye(len(covariance)).to(covariance)
+
+
+def _power(covariance: Tensor, exponent: float) -> Tensor:
+    """Return a power of a symmetric positive matrix; an overflow counts as zero."""
+    values, vectors = torch.linalg.eigh(covariance.nan_to_num(posinf=0.0, neginf=0.0))
+    least = MIN_VARIANCE if exponent < 0 else 0.0
+    found: Tensor = (vectors * values.clamp_min(least).pow(exponent)) @ vectors.T
+    return found
