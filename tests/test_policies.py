@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,8 @@ from test_mathematics import CLOSE, EPS, assert_same_weights, classifier, stream
 from torch import Tensor, nn
 
 import ctta
+from ctta.benchmark.report.runs import group_by_method
+from ctta.benchmark.report.score_tables import build_summary_table
 from ctta.core.transaction import restore_on_error
 from ctta.functional import bernoulli_positions
 from ctta.policies import POLICIES, Policy
@@ -286,6 +289,92 @@ def test_a_restart_leaves_nothing_to_the_policies_after_it() -> None:
     assert all(torch.equal(value, new[name]) for name, value in model.state_dict().items())
 
 
+def naive_skipping(batches: list[Tensor], every: int, rise: float | None) -> tuple[list[Tensor], nn.Module, list[int]]:
+    """Run TENT on some of the batches; return the predictions, the student, and which batches it learned from."""
+    student = naive_copy(classifier(), 1.0)
+    trained = norm_parameters(student)
+    descent, average = NaiveAdam(trained, lr=LR, eps=EPS), math.inf
+    predictions, learned = list[Tensor](), list[int]()
+    for step, x in enumerate(batches):
+        logits = student(x)
+        entropies = [cross(probabilities(vector), probabilities(vector)) for vector in elements(logits)]
+        loss = add_up(entropies) / len(entropies)
+        is_due = not learned or step - learned[-1] >= every
+        if is_due or (rise is not None and float(loss.detach()) > rise * average):
+            descent.step(list(torch.autograd.grad(loss, trained)))
+            learned.append(step)
+        average = float(loss.detach()) if average == math.inf else 0.99 * average + 0.01 * float(loss.detach())
+        predictions.append(logits.detach())
+    return predictions, student, learned
+
+
+@pytest.mark.parametrize(("every", "rise"), [(1, None), (3, None), (50, None), (7, 0.96)])
+def test_update_when(every: int, rise: float | None) -> None:
+    policy = ctta.policies.update_when(every, rise=rise)
+    optimizer = partial(torch.optim.Adam, lr=LR, eps=EPS)
+    model = ctta.Tent(classifier(), optimizer=optimizer, policies=[policy], batch_stats=1.0)
+    expected, student, learned = naive_skipping(stream(), every, rise)
+    predictions, found = [], []
+    for step, x in enumerate(stream()):
+        predictions.append(model(x))
+        assert model.is_skipping == (model.last_step is None)
+        found += [] if model.is_skipping else [step]
+    CLOSE(predictions, expected)
+    assert_same_weights(model.student, student)
+    assert found == learned and model.num_steps == len(stream())
+    if rise is not None:
+        assert {step % every for step in learned} != {0}, "some updates are not due"
+        assert len(learned) < len(stream())
+
+
+def test_a_batch_without_an_update_costs_a_forward_pass() -> None:
+    model = ctta.Tent(classifier(), policies=[ctta.policies.update_when(4)], lr=LR, batch_stats=1.0)
+    calls: list[bool] = []
+    model.student.register_forward_hook(lambda *_: calls.append(model.is_skipping))
+    assert model.optimizer is not None
+    steps: list[int] = []
+    model.optimizer.register_step_post_hook(lambda *_: steps.append(model.num_steps))
+    for x in stream()[:8]:
+        model(x)
+    assert calls == [False, True, True, True] * 2 and steps == [0, 4]
+
+
+def test_updates_are_skipped_for_a_method_without_a_prediction_of_its_own() -> None:
+    """Its default prediction runs a step of a copy, which must not ask the policy again."""
+
+    class Own(ctta.Tent):
+        predict_step = ctta.AdaptiveModel.predict_step
+
+    policies = [ctta.policies.update_when(3, rise=1.01)]
+    own, tent = (cls(classifier(), policies=policies, lr=LR, batch_stats=1.0) for cls in (Own, ctta.Tent))
+    for x in stream()[:6]:
+        assert torch.equal(own.predict(x), tent.predict(x))
+        assert torch.equal(own(x), tent(x)) and own.is_skipping == tent.is_skipping
+
+
+def test_the_share_of_updates_stands_beside_the_error() -> None:
+    data = [(x.float(), torch.zeros(len(x), dtype=torch.long)) for x in stream()[:8]]
+    net = classifier().float()
+    policies = [ctta.policies.update_when(4)]
+    results = {
+        "some": ctta.evaluate(ctta.Tent(net, policies=policies), data),
+        "all": ctta.evaluate(ctta.Tent(net), data),
+        "none": ctta.evaluate(ctta.Source(net), data),
+    }
+    assert {name: result.update_share for name, result in results.items()} == {"some": 0.25, "all": 1.0, "none": 0.0}
+    assert "learned from 25% of the batches" in repr(results["some"])
+    assert "learned from" not in repr(results["all"]) + repr(results["none"])
+    table = build_summary_table(group_by_method([replace(results["some"], labels={"row": "some"})]))
+    learned = [column.key for column in table.columns].index("learned")
+    assert table.rows[0].cells[learned].value == 25
+
+
+@pytest.mark.parametrize("settings", [{"every": 0}, {"rise": 0.0}, {"decay": 1.5}])
+def test_settings_of_skipping_that_cannot_be_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ctta.ConfigError):
+        ctta.policies.update_when(**settings)
+
+
 def make_policy(name: str) -> ctta.policies.Policy:
     """Return a policy that acts within the few steps of a check."""
     settings: dict[str, dict[str, Any]] = {
@@ -293,6 +382,7 @@ def make_policy(name: str) -> ctta.policies.Policy:
         "reset_every": {"num": 2},
         "reset_on_low_entropy": {"below": 0.99, "unit": "share"},
         "adaptive_reset": {"share": 0.99},
+        "update_when": {"every": 2, "rise": 1.05},
     }
     policy: Policy = POLICIES[name](**settings.get(name, {}))
     return policy

@@ -152,6 +152,8 @@ class AdaptiveModel(MethodUpdates, ABC):
     _compilation: Compilation | None = None
     #: What the trained network keeps for the backward pass; None unless :meth:`reduce_memory` was called.
     _activation_plan: ActivationPlan | None = None
+    #: Whether policies that skip updates are not asked.
+    _always_updates = False
     #: The model that this one wraps and delegates to; None unless this is a wrapper, such as a guard.
     wrapped: "AdaptiveModel | None"
 
@@ -237,8 +239,10 @@ class AdaptiveModel(MethodUpdates, ABC):
             self._begin_step(rows)
             student = self._predicting_student
             prediction: Tensor | None = None if student is None else student(rows).detach()
-            logits = self.adapt_step(rows)
-            logits = logits if prediction is None else prediction
+            logits = self._predict_if_skipping(rows, prediction)
+            if logits is None:
+                logits = self.adapt_step(rows)
+                logits = logits if prediction is None else prediction
             read_flags()
             self._finish_step(rows, logits.detach())
             return logits
@@ -248,6 +252,21 @@ class AdaptiveModel(MethodUpdates, ABC):
         except InputError:
             self.last_step, self._batch = last_step, None
             raise
+
+    def _predict_if_skipping(self, x: Tensor, prediction: Tensor | None) -> Tensor | None:
+        """Return the prediction for a batch if a policy skips its update, else None."""
+        found = [] if prediction is None else [prediction]
+
+        def predict() -> Tensor:
+            if not found:
+                with keep_buffers(*self._run_networks):
+                    found.append(self.predict_step(x).detach())
+            return found[0]
+
+        policies = () if self._always_updates else self._active_policies
+        wanted = [policy.wants_update(self, self.policy_states[policy.name], x, predict) for policy in policies]
+        self.is_skipping = not all(wanted)
+        return predict() if self.is_skipping else None
 
     def predict(self, x: Tensor) -> Tensor:
         """Return what ``adapt(x)`` would return, without changing anything.
@@ -538,7 +557,9 @@ class AdaptiveModel(MethodUpdates, ABC):
         Returns:
             Logits (N, C, ...).
         """
-        return copy.deepcopy(self, {id(self.source): self.source}).adapt(x)
+        twin = copy.deepcopy(self, {id(self.source): self.source})
+        twin._always_updates = True  # to predict what an update returns, and not to ask again whether there is one
+        return twin.adapt(x)
 
     def anchor_logits(self, x: Tensor) -> Tensor | None:
         """Return what the method would predict for a batch if it had learned nothing, for a guard to compare with.

@@ -93,6 +93,17 @@ class Policy(ABC):
         """
         return nn.Module()
 
+    def wants_update(self, model: Any, state: Any, x: Tensor, predict: Callable[[], Tensor]) -> bool:
+        """Return whether the method may learn from a batch; otherwise it only predicts. Nothing may change.
+
+        Args:
+            model: The model.
+            state: The state of this policy.
+            x: The batch.
+            predict: Returns the predictions, which costs a pass unless the update is skipped.
+        """
+        return True
+
     def before_update(self, model: Any, state: Any, x: Tensor) -> None:
         """Act between the backward pass and the optimizer's step; gradients are finite, and may be changed.
 
@@ -105,6 +116,8 @@ class Policy(ABC):
 
     def after_step(self, model: Any, state: Any, x: Tensor, logits: Tensor) -> None:
         """Act after a batch was predicted and learned from; ``model.last_step`` tells what happened.
+
+        It is None, and ``model.is_skipping`` is set, if a policy has skipped the update.
 
         If a policy restarts the model, those after it have nothing left to act on and are not called.
 
@@ -137,6 +150,8 @@ class MethodUpdates(MethodNetworks):
 
     num_steps: int
     num_skipped: int
+    #: Whether a policy has skipped the update of the step in progress, or of the last one.
+    is_skipping = False
     _active_policies: tuple[Policy, ...] = ()
     # Of the step in progress: the batch, the logits that policies judge, and whether one has restarted the model.
     _batch: Tensor | None = None

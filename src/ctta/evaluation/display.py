@@ -103,6 +103,8 @@ def describe_result(result: "Result") -> str:
     cost = [f"{result.ms_per_image:.2f} ms per image"]
     if result.peak_mib is not None:
         cost.append(f"{result.peak_mib:,} MiB peak memory")
+    if result.update_share not in (None, 0, 1):
+        cost.append(f"learned from {result.update_share:.0%} of the batches")
     if result.num_skipped:
         cost.append(f"{result.num_skipped} of {result.num_batches} updates skipped")
     cost.append(f"stream {result.stream_hash}")

@@ -256,6 +256,7 @@ class _Evaluation:
                 confidence=_to_float(step.confidence) if step else None,
                 augmented=_to_float(step.augmented) if step else None,
                 skipped=step.skipped if step else False,
+                updated=step is not None and step.updated,
             )
         )
         return logits

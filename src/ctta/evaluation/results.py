@@ -40,6 +40,7 @@ class BatchRecord:
         confidence: ``confidence`` of the model's ``last_step``, likewise.
         augmented: ``augmented`` of the model's ``last_step``, likewise.
         skipped: Whether the update was skipped because it was not finite.
+        updated: Whether the model learned from the batch; None in records of earlier versions.
     """
 
     segment: int
@@ -50,6 +51,7 @@ class BatchRecord:
     confidence: float | None = None
     augmented: float | None = None
     skipped: bool = False
+    updated: bool | None = None
 
     def to_json(self) -> str:
         """Return the record as one line of JSON."""
@@ -316,6 +318,12 @@ class Result:
     def num_skipped(self) -> int:
         """The number of updates that were skipped because they were not finite."""
         return sum(batch.skipped for batch in self.batches)
+
+    @property
+    def update_share(self) -> float | None:
+        """The fraction of batches that the model learned from; None in results of earlier versions."""
+        known = [batch.updated for batch in self.batches if batch.updated is not None]
+        return fmean(known) if known else None
 
     def to_records(self) -> list[dict[str, Any]]:
         """Return one row per segment: its domain, number of images, metric (as fractions), confidence and time."""

@@ -18,6 +18,7 @@ from ctta.core.updates import Policy
 from ctta.errors import ConfigError, did_you_mean
 from ctta.policies.resetting import AdaptiveReset, ResetEvery, ResetOnLowEntropy
 from ctta.policies.restoring import AverageWithSource, FrozenTeacher, Kalman, Restore, RestoreByFisher
+from ctta.policies.skipping import UpdateWhen
 
 __all__ = [
     "POLICIES",
@@ -30,6 +31,7 @@ __all__ = [
     "ResetOnLowEntropy",
     "Restore",
     "RestoreByFisher",
+    "UpdateWhen",
     "adaptive_reset",
     "average_with_source",
     "format_policy",
@@ -40,6 +42,7 @@ __all__ = [
     "reset_on_low_entropy",
     "restore",
     "restore_by_fisher",
+    "update_when",
 ]
 
 # The names by which settings read as verbs: policies=[restore(0.01), reset_every(1000)].
@@ -51,6 +54,7 @@ frozen_teacher = FrozenTeacher
 reset_every = ResetEvery
 reset_on_low_entropy = ResetOnLowEntropy
 adaptive_reset = AdaptiveReset
+update_when = UpdateWhen
 
 #: Every policy by its name.
 POLICIES: dict[str, Any] = {
@@ -64,6 +68,7 @@ POLICIES: dict[str, Any] = {
         ResetEvery,
         ResetOnLowEntropy,
         AdaptiveReset,
+        UpdateWhen,
     )
 }
 

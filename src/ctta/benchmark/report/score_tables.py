@@ -117,13 +117,16 @@ def build_summary_table(entries: Sequence[MethodEntry]) -> Table:
         num_skipped = sum(result.num_skipped for result in entry.results)
         num_batches = sum(result.num_batches for result in entry.results)
         updates = TableCell(num_skipped, decimals=0, note=f"of {num_batches}" if num_skipped else "")
-        others = (time, memory, _find_worst_domain(entry), updates, _compare_with_best(entry, entries))
+        shares = [result.update_share for result in entry.results if result.update_share is not None]
+        learned = TableCell(100 * fmean(shares) if shares else nan, decimals=0)
+        others = (time, memory, _find_worst_domain(entry), updates, learned, _compare_with_best(entry, entries))
         rows.append(replace(row, cells=(mean, *row.cells[1:], *others)))
     headings = {
         "ms_per_image": "ms per image",
         "peak_mib": "peak memory (MiB)",
         "worst": f"worst domain, {metric.name} (%)",
         "skipped": "skipped updates",
+        "learned": "learned from (% of batches)",
         "difference": "minus best (points)",
     }
     more = (TableColumn(key, heading, None) for key, heading in headings.items())
