@@ -2,19 +2,19 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
+from ctta.core.hyperparameters import PassArguments
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import current_reducer, read
 from ctta.core.validation import check_each, check_fraction, check_integer, check_positive
 from ctta.functional import at_least_float32, entropy
 from ctta.nn import BatchStats
-from ctta.nn.surgery import Output
 from ctta.nn.vit import find_blocks
 from ctta.source_stats import SourceStats
 
@@ -97,9 +97,9 @@ class PEA(AdaptiveModel):
         group_size: int = 768,
         num_views: int = 2,
         batch_stats: BatchStats = "auto",
-        output: Output = None,
+        **common: Unpack[PassArguments],
     ) -> None:
-        super().__init__(net, batch_stats=batch_stats, output=output)
+        super().__init__(net, batch_stats=batch_stats, **common)
         check_each(check_fraction, momentum=momentum, smoothing=smoothing)
         check_each(check_positive, spike=spike, max_rise=max_rise)
         self.momentum, self.spike, self.smoothing, self.max_rise = momentum, spike, smoothing, max_rise
