@@ -156,7 +156,7 @@ def test_seeds_matter_for_exactly_the_methods_that_get_them(name: str, stats: ct
         "sotta.min_confidence=0.2",
     )
     spec = build_task("embedded", BenchmarkOptions(settings=small)).methods[name]
-    side, num_images = (16, 4) if name in ("rem", "foa") else (12, 4 if name == "memo" else 80)
+    side, num_images = (16, 4) if name in ("rem", "foa", "pea") else (12, 4 if name == "memo" else 80)
     batches = make_batches(2, num_images, side)
 
     def adapt(seed: int) -> list[Tensor]:
