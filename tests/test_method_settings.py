@@ -205,8 +205,8 @@ def test_all_runs_every_method_and_says_what_it_leaves_out(network: str) -> None
     )
     assert ended.exit_code == 0, ended.stderr
     rows = {json.loads(line)["row"] for line in ended.stdout.splitlines()}
-    assert rows == set(METHODS) - {"rem", "foa", "petta", "eata", "santa", "rmt"}
-    assert "rem, foa (for vision transformers only)" in ended.stderr
+    assert rows == set(METHODS) - {"rem", "foa", "pea", "petta", "eata", "santa", "rmt"}
+    assert "rem, foa, pea (for vision transformers only)" in ended.stderr
     assert "petta, eata, santa, rmt (without --source-stats FILE, made by 'ctta source-stats')" in ended.stderr
 
 
@@ -221,7 +221,7 @@ def test_source_statistics_belong_to_a_run(network: str) -> None:
     ctta.source_stats(net, make_batches(2, 16, 32)).save("stats.safetensors")
     options = BenchmarkOptions(model=network, limit=2, source_stats="stats.safetensors")
     planned = plan(Path("a"), "embedded", options, methods=["all"], threads=1)
-    assert set(planned.left_out) == {"rem", "foa"}
+    assert set(planned.left_out) == {"rem", "foa", "pea"}
     plan(Path("a"), "embedded", options, methods=["rmt"], threads=1)
     ctta.source_stats(net, make_batches(3, 16, 32)).save("stats.safetensors")
     with pytest.raises(ConfigError, match="stats_files"):
@@ -249,7 +249,7 @@ def test_runs_without_source_statistics_do_not_mention_them() -> None:
 
 def test_embedded_network_has_its_own_statistics(tmp_path: Path) -> None:
     planned = plan(tmp_path, "embedded", BenchmarkOptions(limit=2), methods=["all"], threads=1)
-    assert dict(planned.left_out) == dict.fromkeys(("rem", "foa"), "for vision transformers only")
+    assert dict(planned.left_out) == dict.fromkeys(("rem", "foa", "pea"), "for vision transformers only")
     methods = build_task("embedded", BenchmarkOptions()).methods
     batch, frozen = (methods[name].settings["source_stats"] for name in ("eata", "petta"))
     assert (batch.num_images, frozen.num_images, batch.is_labeled) == (10_000, 10_000, True)

@@ -61,6 +61,7 @@ PASSES: dict[str, Passes] = {
     "tribe": Passes(predict=1, constant=1, learned=2, views=(ONE_VIEW,), settings={"max_entropy": 10.0}),
     "bn_alpha": Passes(constant=1),
     "bn_ema": Passes(predict=1, constant=1),
+    "unmix_tns": Passes(constant=1),
     "eta": ETA,
     "eata": ETA,
     "rpl": ENTROPY,
@@ -72,6 +73,7 @@ PASSES: dict[str, Passes] = {
     "deyo": Passes(constant=1, learned=1, settings={"select_below": 10.0, "min_drop": 0.0}),
     "lame": Passes(predict=1),
     "t3a": Passes(constant=1),
+    "neo": Passes(constant=1),
     "shot_im": ENTROPY,
     "santa": Passes(constant=1, learned=2, views=(ONE_VIEW,)),
     "rmt": Passes(constant=1, learned=2, views=(ONE_VIEW,)),
@@ -85,6 +87,7 @@ PASSES: dict[str, Passes] = {
     "delta": ENTROPY,
     "rem": Passes(learned=3),
     "foa": Passes(constant=28),
+    "pea": Passes(constant=6),
     "vane": Passes(predict=1, constant=4, learned=1, views=(geometric_views(4),)),
 }
 
