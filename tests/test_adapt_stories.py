@@ -16,7 +16,6 @@ from ctta.adapt import adapt_folder
 from ctta.data.datasets import sample
 from ctta.data.datasets.image_files import Order
 from ctta.data.streams import image_folder
-from ctta.evaluation.comparison import AnswerComparison, Predictions
 from ctta.guard import Guarded
 
 NUM_CLASSES, NUM_PER_CLASS = 10, 13
@@ -78,31 +77,7 @@ def test_without_a_guard_harm_is_announced(tree: Path, tmp_path: Path) -> None:
     harmful = ("--order", "name", "--no-guard", "--set", "batch_stats=1", "--batch-size", "16", "--method", "tent")
     ended = run(tree, table, "--compare", *harmful)
     assert share_right(table) < share_right(table, "source_class") - 0.3
-    assert "WARNING: the predictions look worse than those without adaptation." in ended.stderr.splitlines()[-1]
-
-
-def compare_answers(num_changed: int, confidence: float, source_confidence: float) -> AnswerComparison:
-    comparison = AnswerComparison()
-    source = [label % NUM_CLASSES for label in range(100)]
-    adapted = [(label + (place < num_changed)) % NUM_CLASSES for place, label in enumerate(source)]
-    comparison.add(Predictions(adapted, [confidence] * 100), Predictions(source, [source_confidence] * 100))
-    return comparison
-
-
-def test_harm_to_an_unsure_network_is_announced() -> None:
-    harmful = compare_answers(41, 0.61, 0.77).describe_harm()  # 43 % right, where the source has 78 %
-    assert harmful is not None and harmful.endswith(
-        "41 % of 100 compared ones differ, the mean confidence is 0.61 instead of 0.77."
-    )
-    assert compare_answers(41, 0.74, 0.77).describe_harm() is None  # as in a corrupted domain
-    assert compare_answers(15, 0.61, 0.77).describe_harm() is None  # as of averaged views
-
-
-def test_lost_classes_are_announced() -> None:
-    comparison = AnswerComparison()
-    adapted, source = [3] * 90 + list(range(10)), list(range(10)) * 10
-    comparison.add(Predictions(adapted, [0.99] * 100), Predictions(source, [0.6] * 100))
-    assert "91 % are of one class instead of 10 %." in (comparison.describe_harm() or "")
+    assert "WARNING: adaptation seems to harm: " in ended.stderr.splitlines()[-1]
 
 
 def test_by_default_the_images_are_shuffled(tree: Path, tmp_path: Path) -> None:

@@ -1,154 +1,221 @@
-"""Accuracy without labels: the fit, the averages of a stream, what the guard does about harm, and ctta.toml."""
+"""The gain that is estimated without labels: what it says of runs whose labels are kept aside, and what it covers."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from command_line import output, write_images, write_network
-from torch import nn
+from torch import Tensor, nn
 
 import ctta
-from ctta.advise.calibration import DomainSignals, fit_estimator
+from ctta.adapt import adapt_folder
 from ctta.cli.adapt import adapt
-from ctta.core.config import AdaptationConfig, read_config
-from ctta.guard import EventKind, GainEstimator
-from ctta.guard.estimate import GainMonitor, to_signals
-from ctta.guard.summary import summarize
+from ctta.core.model import AdaptiveModel
+from ctta.data.corruptions import corrupt
+from ctta.guard import EventKind, Guarded
+from ctta.guard.diagnostics import source_as_trained
+from ctta.guard.estimate import (
+    BLOCK_IMAGES,
+    NUM_CHANNELS,
+    GainEstimate,
+    GainMonitor,
+    count_inputs,
+    measure_inputs,
+    record_inputs,
+)
+from ctta.guard.summary import NUM_BINS, NUM_NEIGHBORS, measure_answers
 
-#: Estimates an accuracy of 0.5 with and 0.9 without adaptation, whatever the signals.
-HARM = GainEstimator((0.0, 0.0, 0.0, 0.0), (2.1972246, 0.0, 0.0, 0.0), 0.05, 0.05, 0.1)
-
-
-def make_net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5)).eval()
-
-
-def make_model(**settings: Any) -> ctta.Guarded:
-    return ctta.Guarded(ctta.Tent(make_net()), estimator=HARM, **settings)
-
-
-def draw(seed: int) -> torch.Tensor:
-    return torch.rand(40, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+Make = Callable[[nn.Module], AdaptiveModel]
 
 
-def test_the_fit_finds_what_accuracy_depends_on() -> None:
-    generator = np.random.default_rng(0)
+class Overconfident(nn.Module):
+    """The embedded network, three times as sure of the same answers."""
 
-    def draw_domain(name: str, noise: float) -> DomainSignals:
-        confidence, agreement, evenness = generator.uniform(0.3, 0.99, 3)
-        signals, plain = to_signals(confidence, agreement, evenness), to_signals(confidence - 0.1, agreement, evenness)
-        first, second = [1 / (1 + np.exp(-(0.8 * each[1] + 0.3 * each[2] - 0.2 + noise))) for each in (signals, plain)]
-        return DomainSignals(name, signals, plain, first, second, 10_000)
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = ctta.models.embedded()
 
-    exact = [draw_domain(name, 0.0) for name in "abcd" * 10]
-    estimator = fit_estimator(exact)
-    for domain in exact:
-        found = estimator.estimate(domain.signals, domain.source_signals)
-        assert found.accuracy == pytest.approx(domain.accuracy, abs=0.05)
-        assert found.gain == pytest.approx(domain.accuracy - domain.source_accuracy, abs=0.05)
-    shifted = [*exact[:-1], *(draw_domain("odd", 2.0) for _ in range(10))]  # another relation widens the intervals
-    assert fit_estimator(shifted).half_width > 0.1 > estimator.half_width
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = 3 * self.net(x)
+        return logits
 
 
-def test_intervals_allow_for_other_images() -> None:
-    """How hard images are is common to all domains, so errors on the images of the fit would be too small."""
-    generator = np.random.default_rng(0)
-
-    def make(name: str, signals: tuple[float, ...], shift: float) -> DomainSignals:
-        accuracy = 1 / (1 + np.exp(-signals[1])) + shift
-        return DomainSignals(name, signals, signals, accuracy, accuracy, 10_000)
-
-    domains = []
-    for name in "abcd" * 6:
-        signals = to_signals(generator.uniform(0.4, 0.8), 0.9, 1.0)
-        halves = make(name, signals, 0.06), make(name, signals, -0.06)
-        domains.append(replace(make(name, signals, 0.0), halves=halves))
-    same_images = fit_estimator([replace(each, halves=()) for each in domains])
-    assert same_images.half_width < 0.05
-    # The root mean square of 0.12 times the quantile of Student's t for four corruptions.
-    assert fit_estimator(domains).half_width == pytest.approx(2.132 * 0.12, abs=0.03)
+def read_images(corruption: str | None, number: int = 256, *, by_class: bool = False) -> tuple[Tensor, Tensor]:
+    sample = ctta.data.datasets.sample()
+    images, labels = np.asarray(sample.images[:number]), sample.labels[:number]
+    if by_class:
+        order = np.argsort(labels, kind="stable")
+        images, labels = images[order], labels[order]
+    pixels = images if corruption is None else corrupt(images, corruption, 5, seed=0)
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div(255), torch.as_tensor(labels)
 
 
-def test_averages_need_some_images_and_forget_slowly() -> None:
-    monitor = GainMonitor(HARM)
-    sure, unsure = (
-        summarize(scale * torch.randn(50, 5, generator=torch.Generator().manual_seed(0))) for scale in (20, 1)
-    )
-    monitor.add_(sure, unsure)
-    assert monitor.estimate() is None
-    monitor.add_(sure, unsure)
+def run_beside_source(model: AdaptiveModel, x: Tensor, y: Tensor, size: int) -> tuple[GainMonitor, float]:
+    """Run a method; return what was measured without labels, and the gain that the labels show."""
+    monitor, lead = GainMonitor(count_inputs(model.source)), 0
+    for step, (images, labels) in enumerate(zip(x.split(size), y.split(size), strict=True)):
+        with torch.no_grad(), record_inputs() as record:
+            source = source_as_trained(model.source)(images).argmax(1)
+        adapted = model(images).argmax(1)
+        monitor.add_(measure_answers(adapted, source), measure_inputs(record), len(images), step, 10)
+        lead += int((adapted == labels).sum()) - int((source == labels).sum())
+    return monitor, lead / len(x)
+
+
+@pytest.mark.parametrize("make_net", [ctta.models.embedded, Overconfident])
+@pytest.mark.parametrize(
+    ("corruption", "by_class", "make"),
+    [
+        ("gaussian_noise", False, partial(ctta.adapt, method="bn_stats")),
+        ("defocus_blur", False, partial(ctta.adapt, method="tent")),
+        (None, True, partial(ctta.adapt, method="tent")),
+        (None, False, partial(ctta.Tent, optimizer=partial(torch.optim.Adam, lr=0.1))),
+    ],
+    ids=["noise", "blur", "class runs", "wrong rate"],
+)
+def test_the_sign_is_right_however_sure_the_network_is(
+    corruption: str | None, by_class: bool, make: Make, make_net: Callable[[], nn.Module]
+) -> None:
+    x, y = read_images(corruption, by_class=by_class)
+    monitor, gain = run_beside_source(make(make_net().eval()), x, y, 32)
+    estimate = monitor.estimate_all()
+    assert abs(gain) > 0.1 and estimate is not None
+    assert estimate.is_decided and estimate.gain * gain > 0
+    assert monitor.is_harmful == (gain < 0)
+
+
+def test_answers_are_counted_as_a_loop_would() -> None:
+    generator = torch.Generator().manual_seed(0)
+    adapted, source = (torch.randint(0, 70, (12,), generator=generator) for _ in range(2))
+    source[:6] = adapted[:6]
+    pairs = [(row, near) for row in range(12) for near in range(12) if near != row and abs(near - row) <= NUM_NEIGHBORS]
+    differing = [row for row in range(12) if adapted[row] != source[row]]
+    chosen = [pair for pair in pairs if pair[0] in differing]
+    counts = [
+        len(differing),
+        len(pairs),
+        sum(source[row] == source[near] for row, near in pairs),
+        sum(adapted[row] == adapted[near] for row, near in pairs),
+        len(chosen),
+        sum(source[row] == source[near] for row, near in chosen),
+        sum(adapted[row] == source[near] for row, near in chosen),
+    ]
+    found = measure_answers(adapted, source)
+    assert found[:7].tolist() == [float(each) for each in counts]
+    classes = found[7:].view(4, NUM_BINS)
+    assert torch.equal(classes[1], torch.bincount(adapted % NUM_BINS, minlength=NUM_BINS).double())
+    assert torch.equal(classes[2], torch.bincount(source[differing] % NUM_BINS, minlength=NUM_BINS).double())
+    assert not measure_answers(adapted[:1], source[:1])[1:7].any()  # no neighbors
+
+
+def test_inputs_that_are_normalized_otherwise_are_noticed() -> None:
+    net = ctta.models.embedded()
+    shifts = {}
+    for corruption in (None, "brightness", "gaussian_noise"):
+        monitor, _ = run_beside_source(ctta.Source(net), *read_images(corruption, 128), 32)
+        shifts[corruption] = monitor.measure_shift(1)
+    assert shifts[None] < -0.2 < shifts["brightness"] < shifts["gaussian_noise"] and shifts["gaussian_noise"] > 0.4
+    assert count_inputs(nn.Linear(4, 2)) == 0 and count_inputs(nn.BatchNorm1d(100)) == 3 * NUM_CHANNELS
+
+
+def fill(monitor: GainMonitor, steps: range, adapted: int, size: int = 32) -> None:
+    """Let the source answer all classes in turn, and the adapted network the same or one class."""
+    source = torch.arange(size) % 10
+    answers = source if adapted < 0 else torch.full_like(source, adapted)
+    for step in steps:
+        monitor.add_(measure_answers(answers, source), torch.zeros(0), size, step, 10)
+
+
+def test_an_estimate_says_which_images_it_stands_for() -> None:
+    monitor = GainMonitor(0)
+    fill(monitor, range(1), -1)
+    assert monitor.estimate() is None  # too few
+    fill(monitor, range(1, 20), -1)
+    fill(monitor, range(20, 24), 3)
+    now, everything = monitor.estimate(), monitor.estimate_all()
+    assert now is not None and everything is not None
+    assert now.num_images == 2 * BLOCK_IMAGES and now.since == 16
+    assert everything.num_images == 24 * 32 and everything.since == 0
+    assert now.gain < everything.gain < 0 and monitor.is_harmful  # the newest images show it
+    monitor.forget_()
+    assert monitor.estimate() is None and monitor.estimate_all() is None
+
+
+def test_where_nothing_differs_nothing_is_claimed() -> None:
+    monitor = GainMonitor(0)
+    fill(monitor, range(8), -1)
     found = monitor.estimate()
-    assert found is not None and found.gain == pytest.approx(-0.4, abs=1e-6) and found.is_harmful
-    assert float(monitor.averages[0]) == pytest.approx(sure.confidence)
-    for _ in range(4):
-        monitor.add_(unsure, unsure)
-    assert unsure.confidence < float(monitor.averages[0]) < sure.confidence
-    for _ in range(60):
-        monitor.add_(unsure, unsure)
-    assert float(monitor.averages[0]) == pytest.approx(unsure.confidence, abs=1e-3)
-    before = monitor.averages.clone()
-    monitor.add_(summarize(torch.full((50, 5), float("nan"))), unsure)
-    assert torch.equal(monitor.averages, before)
-
-
-def test_health_has_the_estimate_and_harm_ends_adaptation() -> None:
-    model = make_model()
-    model(draw(0))
-    assert model.health.estimated_gain is None
-    for number in range(3):
-        model(draw(number))
-    health = model.health
-    assert health.estimated_gain == pytest.approx(-0.4, abs=1e-6) and health.estimated_accuracy == 0.5
-    assert (health.estimated_gain_low, health.estimated_gain_high) == pytest.approx((-0.5, -0.3), abs=1e-6)
-    assert not model.events  # nothing was asked for
-    frozen = make_model(on_harm="freeze")
-    for number in range(3):
-        frozen(draw(number))
-    assert frozen.frozen and frozen.events[-1].kind == EventKind.HARM and "estimated" in frozen.events[-1].cause
+    assert found is not None and found.gain == 0 and not found.is_decided and found.deviation < 0.01
+    assert not GainEstimate(0.01, 0.02).is_decided and GainEstimate(-0.1, 0.02).is_harmful
 
 
 def test_the_estimate_goes_on_after_loading(tmp_path: Path) -> None:
-    model = make_model()
-    for number in range(3):
-        model(draw(number))
+    model = Guarded(ctta.Tent(ctta.models.embedded()))
+    x, _ = read_images("fog", 192)
+    for images in x[:128].split(32):
+        model(images)
     ctta.save(model, tmp_path / "state.safetensors")
-    loaded = ctta.load(tmp_path / "state.safetensors", make_net())
-    assert isinstance(loaded, ctta.Guarded) and loaded.estimator == HARM
-    assert torch.equal(model(draw(7)), loaded(draw(7))) and model.health == loaded.health
-    assert loaded.fork().health.estimated_gain is None
+    loaded = ctta.load(tmp_path / "state.safetensors", ctta.models.embedded())
+    assert torch.equal(model(x[128:]), loaded(x[128:]))
+    assert isinstance(loaded, Guarded) and model.health == loaded.health
+    assert model.health.estimated_images == 192 and loaded.fork().health.estimated_gain is None
 
 
-def test_calibration_and_configuration(tmp_path: Path) -> None:
-    images = np.random.default_rng(0).integers(0, 256, (32, 8, 8, 3), dtype=np.uint8)
-    estimator = ctta.calibrate_gain(make_net(), images, method="tent", batch_size=16, severities=(1.0, 5.0))
-    assert 0 < estimator.half_width < 1 and len(estimator.weights) == 4
-    path = tmp_path / "ctta.toml"
-    AdaptationConfig("tent", tables={"estimate": estimator.as_dict()}).write(path)
-    assert read_config(path).estimator == estimator
-    AdaptationConfig("tent", tables={"estimate": {"weights": [1.0]}}).write(path)
-    with pytest.raises(ctta.ConfigError):
-        _ = read_config(path).estimator
+@pytest.mark.parametrize(
+    ("by_class", "size", "make"),
+    [(True, 32, ctta.Tent), (False, 4, partial(ctta.Tent, optimizer=partial(torch.optim.Adam, lr=3e-2)))],
+    ids=["class runs", "collapse in batches of 4"],
+)
+def test_a_guard_lets_the_source_answer_where_a_method_harms(by_class: bool, size: int, make: Make) -> None:
+    x, y = read_images(None, 512, by_class=by_class)
+    models = {"source": ctta.Source(ctta.models.embedded()), "bare": make(ctta.models.embedded())}
+    models["guarded"] = Guarded(make(ctta.models.embedded()))
+    right = {
+        name: sum(int((model(a).argmax(1) == b).sum()) for a, b in zip(x.split(size), y.split(size), strict=True))
+        for name, model in models.items()
+    }
+    assert right["bare"] < 0.75 * right["source"] and right["guarded"] > 0.9 * right["source"]
+    guarded = models["guarded"]
+    assert isinstance(guarded, Guarded) and guarded.health.answered_by_source
+    assert {event.kind for event in guarded.events} & {EventKind.HARM, EventKind.SORTED_STREAM}
 
 
-def test_mistakes_are_rejected() -> None:
-    with pytest.raises(ctta.ConfigError):
-        ctta.calibrate_gain(make_net(), np.zeros((32, 8, 8, 3), np.uint8), method="tent", corruptions=["fog"])
-    with pytest.raises(ctta.ConfigError):
-        GainEstimator((1.0,), (1.0,), 0.1, 0.1, 0.1)
-    with pytest.raises(TypeError, match="calibrate_gain"):
-        ctta.Guarded(ctta.Tent(make_net()), estimator=0.5)  # type: ignore[arg-type]
+def test_a_guard_returns_to_a_method_that_gains_again() -> None:
+    """Batches of one class each, and then a corruption: what harmed before helps."""
+    model = Guarded(ctta.BNStats(ctta.models.embedded()))
+    for images in read_images(None, 256, by_class=True)[0].split(32):
+        model(images)
+    assert model.health.answered_by_source
+    for images in read_images("gaussian_noise", 384)[0].split(32):
+        model(images)
+    assert not model.health.answered_by_source and model.events[-1].kind == EventKind.RECOVERY
 
 
-def test_adapt_says_the_estimate(tmp_path: Path) -> None:
-    write_images(tmp_path / "images", range(120))
-    config = AdaptationConfig("tent", model=write_network(tmp_path), batch_size=40, tables={"estimate": HARM.as_dict()})
-    config.write(tmp_path / "ctta.toml")
-    common = ("--config", tmp_path / "ctta.toml", "--images", tmp_path / "images")
-    text = output(adapt, *common, "--out", tmp_path / "a.csv")
-    assert "Adapting: -40.0 ± 10.0 points of accuracy over the network without adaptation" in text
-    other = output(adapt, *common, "--out", tmp_path / "b.csv", "--set", "lr=1e-5")  # it holds for the settings only
-    assert "Adapting:" not in other
+def test_adapt_says_what_it_can_tell(tmp_path: Path) -> None:
+    x, _ = read_images("gaussian_noise", 192)
+    write_pngs(tmp_path / "noise", x)
+    summary = adapt_folder(ctta.models.embedded(), tmp_path / "noise", tmp_path / "a.csv", method="vane", guard=False)
+    assert summary.warning is None and summary.estimated_gain is not None and summary.estimated_gain_low is not None
+    assert summary.estimated_gain_low > 0
+    x, _ = read_images(None, 192, by_class=True)
+    write_pngs(tmp_path / "runs", x)
+    options = {"method": "tent", "settings": {"batch_stats": 1.0}, "guard": False, "order": "name"}
+    harmful = adapt_folder(ctta.models.embedded(), tmp_path / "runs", tmp_path / "b.csv", **options)  # type: ignore[arg-type]
+    assert harmful.warning is not None and "adaptation seems to harm" in harmful.warning
+
+
+def test_the_command_is_silent_where_it_cannot_tell(tmp_path: Path) -> None:
+    write_images(tmp_path / "images", range(40))
+    common = ("--model", write_network(tmp_path), "--method", "tent", "--images", tmp_path / "images")
+    assert "Adapting:" not in output(adapt, *common, "--out", tmp_path / "a.csv")
+
+
+def write_pngs(folder: Path, x: Tensor) -> None:
+    from PIL import Image
+
+    folder.mkdir()
+    for number, image in enumerate(x.permute(0, 2, 3, 1).mul(255).round().byte().numpy()):
+        Image.fromarray(image).save(folder / f"{number:04}.png")

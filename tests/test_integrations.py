@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import ctta
-from ctta.integrations import log_steps, log_to_tensorboard, read_metrics
+from ctta.integrations import (
+    export_to_opentelemetry,
+    export_to_prometheus,
+    log_steps,
+    log_to_tensorboard,
+    read_metrics,
+)
+from ctta.integrations.monitoring import MAX_STREAMS, HealthCollector
 
 
 def make_net() -> nn.Sequential:
@@ -26,6 +33,51 @@ def make_stream(num_batches: int = 3) -> list[Tensor]:
 
 def adapt_to(model: ctta.AdaptiveModel, stream: list[Tensor]) -> Tensor:
     return torch.cat([model(x) for x in stream])
+
+
+class TestMonitoring:
+    """An alert names the stream, whatever reads the health of models in a loop of one's own."""
+
+    def test_prometheus_reads_the_health_of_each_stream(self) -> None:
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        models, registry = {name: ctta.Guarded(ctta.Tent(make_net())) for name in ("dock", "gate")}, CollectorRegistry()
+        collector = export_to_prometheus(models, registry)
+        adapt_to(models["gate"], make_stream())
+        models["yard"] = ctta.Guarded(ctta.Tent(make_net()))  # added later
+        found = {
+            (sample.name, sample.labels["stream"]): sample.value
+            for family in registry.collect()
+            for sample in family.samples
+        }
+        assert found["ctta_stream_confidence", "gate"] == models["gate"].health.confidence
+        assert ("ctta_stream_confidence", "dock") not in found  # it has seen nothing
+        assert {stream for _, stream in found} == {"dock", "gate", "yard"}
+        registry.unregister(collector)
+        assert generate_latest(registry) == b""
+
+    def test_opentelemetry_reads_the_health_of_each_stream(self) -> None:
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+        reader, model = InMemoryMetricReader(), ctta.Guarded(ctta.Tent(make_net()))
+        export_to_opentelemetry({"gate": model}, MeterProvider([reader]).get_meter("cameras"))
+        adapt_to(model, make_stream())
+        data: Any = reader.get_metrics_data()
+        points = {
+            metric.name: metric.data.data_points[0] for metric in data.resource_metrics[0].scope_metrics[0].metrics
+        }
+        assert points["ctta.stream.confidence"].value == model.health.confidence
+        assert points["ctta.stream.collapse_score"].attributes == {"stream": "gate"}
+
+    def test_only_some_streams_have_metrics_and_those_in_trouble_do(self) -> None:
+        streams = [(f"camera{number}", {"collapse_score": 0.0}) for number in range(2 * MAX_STREAMS)]
+        streams += [("collapsed", {"collapse_score": 1.5}), ("harmed", {"estimated_gain_high": -0.01})]
+        (family,) = [
+            each for each in HealthCollector(lambda: streams).collect() if each.name == "ctta_stream_collapse_score"
+        ]
+        names = [sample.labels["stream"] for sample in family.samples]
+        assert names[:2] == ["collapsed", "camera0"] and len(names) == MAX_STREAMS - 1  # one has no score
 
 
 class TestTracking:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from ctta.advise import Advice as Advice
     from ctta.advise import Certificate as Certificate
     from ctta.advise import advise as advise
-    from ctta.advise import calibrate_gain as calibrate_gain
     from ctta.advise import calibrate_threshold as calibrate_threshold
     from ctta.advise import certify as certify
     from ctta.checkpoint.files import load as load
@@ -103,7 +102,6 @@ _MODULES = {
     "Step": "ctta.core.updates",
     "adapt": "ctta.core.registry",
     "advise": "ctta.advise",
-    "calibrate_gain": "ctta.advise",
     "calibrate_threshold": "ctta.advise",
     "certify": "ctta.advise",
     "compare": "ctta.evaluation",

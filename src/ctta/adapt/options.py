@@ -9,7 +9,6 @@ from typing_extensions import Doc
 
 from ctta.core.options import Classes, Option
 from ctta.data.datasets.image_files import Order
-from ctta.guard import GainEstimator
 
 VIDEO = "Video"  # a section of ``ctta adapt --help``
 
@@ -59,13 +58,6 @@ class AdaptOptions:
         Doc(
             "Whether to wrap the method in :class:`ctta.guard.Guarded`. By default a new state is guarded, unless "
             "several processes share the stream, and a saved state stays as it was."
-        ),
-    ] = None
-    estimator: Annotated[
-        GainEstimator | None,
-        Doc(
-            "What estimates the accuracy of the method without labels, from :func:`ctta.calibrate_gain`; it is part of "
-            "the guard, and a saved state keeps its own."
         ),
     ] = None
     audit: Annotated[str | os.PathLike[str] | None, Doc("File for the events of the guard, one line of JSON each.")] = (

@@ -10,6 +10,9 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
 
 from ctta.errors import ConfigError, DataError
 from ctta.io.atomic import atomic_write, fsync_file
@@ -20,6 +23,20 @@ IMAGE, STEP, CHANGED, ERROR, SHARE = "image", "batch", "changed", "error", "shar
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _ESCAPE = "'"
 _STEP_PATTERN = re.compile("[0-9]{1,18}")
+
+
+class Predictions(NamedTuple):
+    """Answers to a batch.
+
+    Attributes:
+        classes: Class of each image; that of most pixels if the network answers per pixel.
+        confidences: Its probability; the mean over the pixels.
+        label_maps: Class of each pixel (N, H, W), if the network answers per pixel.
+    """
+
+    classes: list[int]
+    confidences: list[float]
+    label_maps: Tensor | None = None
 
 
 class PredictionFile:

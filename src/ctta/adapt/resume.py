@@ -59,7 +59,7 @@ def open_model(net: nn.Module, state: Path | None, options: AdaptOptions) -> tup
         model = build_model(net, method or DEFAULT_METHOD, settings)
         # Ranks that share a stream cannot be guarded; those who ask for it nevertheless are told so.
         is_guarded = world_size() == 1 if guard is None else guard
-        return Guarded(model, input_spec=_ANY_IMAGE, estimator=options.estimator) if is_guarded else model, True
+        return Guarded(model, input_spec=_ANY_IMAGE) if is_guarded else model, True
     model = load(state, net, method=method)
     if model.frozen:
         raise ConfigError(f"{state} was saved frozen and would not adapt: load it, call unfreeze() and save it again")

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ctta.adapt.label_maps import map_path, write_label_map
-from ctta.adapt.predictions import CHANGED, ERROR, SHARE, PredictionFile
+from ctta.adapt.predictions import CHANGED, ERROR, SHARE, PredictionFile, Predictions
 from ctta.advise.input_check import check_size
 from ctta.checkpoint.files import save
 from ctta.core.hyperparameters import format_hyperparameters
@@ -25,11 +25,12 @@ from ctta.core.parallel import change_call
 from ctta.core.registry import name_of
 from ctta.data.datasets.image_files import Order
 from ctta.errors import ConfigError, annotate_network_errors
-from ctta.evaluation.comparison import AnswerComparison, Predictions
 from ctta.evaluation.journal import SaveSchedule
 from ctta.evaluation.steps import find_weight, step_batch
-from ctta.guard import Monitored
+from ctta.guard import GainEstimate, Monitored
 from ctta.guard.diagnostics import source_as_trained
+from ctta.guard.estimate import GainMonitor, count_inputs, measure_inputs, record_inputs
+from ctta.guard.summary import NUM_BINS, measure_answers
 from ctta.io.atomic import NO_SPACE_ERRNOS
 from ctta.methods import Source
 from ctta.nn import automatic_fraction, blends_automatically
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ctta.adapt.video import AnnotatedVideo
 
 SECONDS_BETWEEN_SAVES = 20.0
+COMPARE_EVERY = 4  # batches, where the source is asked only to compare
 #: Mean confidence of the source above which a batch counts as one of those that it was trained for.
 SURE_CONFIDENCE = 0.9
 #: The largest fraction of the batch in the statistics for such a batch.
@@ -99,9 +101,9 @@ class InferenceSummary:
         order: "shuffle", "name" or "time"; the frames of a video come by time.
         events: Number of guard events of each kind, among the last hundred; None without a guard.
         warning: What makes the predictions look worse than the source's; None if nothing does.
-        estimated_gain: Accuracy above the source's over the last batches, estimated without labels; None without an
-            estimator, or with too few images.
-        estimated_gain_low: Lower end of its 90 % interval.
+        estimated_gain: Accuracy above the source's over the images of this call, estimated without labels; None with
+            too few images, or if it cannot be told whether adaptation helped.
+        estimated_gain_low: Lower end of its interval.
         estimated_gain_high: Upper end.
         changed: Fraction of the predictions, or of the pixels, that differ from the source's; None if not compared.
         maps: Folder of the label maps of a network that answers per pixel; None for one that does not, or a video.
@@ -170,10 +172,11 @@ class InferenceRun:
         self.allow_pixels = allow_pixels
         self.model, self.source, self.file, self.state, self.classes = model, source, file, state, classes
         self.num_images, self.num_failed = 0, 0
+        self.num_classes = 1  # at most NUM_BINS, as far as it is known
         self.num_by_source, self.confidence_sum = 0, 0.0
         self.answers_pixels = False
         self.change_sum = 0.0  # of images whose answer differs from the source's; of parts of an image, for pixels
-        self.comparison = AnswerComparison()
+        self.gain = GainMonitor(count_inputs(model.source))
         self.normalization: Counter[tuple[int, float]] = Counter()  # batches by size and fraction
         self.schedule = SaveSchedule(SECONDS_BETWEEN_SAVES)
         self.processed: Sequence[str] = ()  # names that the table has, of earlier calls
@@ -208,16 +211,19 @@ class InferenceRun:
         """Predict and adapt to the images of a batch, of which each rank takes its part; append the rows of all."""
         names, step = batch.names, self.model.num_steps
         blends = self.model.batch_stats == "blend" and blends_automatically(self.model.source)
-        unadapted: Predictions | None = None
-        if blends or self.source is not None or self.comparison.should_compare(step):
-            unadapted = self._gather(lambda: self._ask_source(x), x.shape[2:])
+        unadapted, inputs = None, torch.zeros(0)
+        if blends or self.source is not None or step % COMPARE_EVERY == 0:
+            with record_inputs() as record:
+                unadapted = self._gather(lambda: self._ask_source(x), x.shape[2:])
+            inputs = self._gather_inputs(measure_inputs(record))
         fraction = self.model.batch_fraction(len(x))
         if blends and unadapted is not None:
             fraction = choose_fraction(len(x), sum(unadapted.confidences) / len(x))
         with change_call(fraction=fraction) if blends else nullcontext():
             adapted = self._gather(lambda: step_batch(self.model, x), x.shape[2:])
-        if unadapted is not None and adapted.label_maps is None:  # its limits hold for images
-            self.comparison.add(adapted, unadapted)
+        if unadapted is not None and adapted.label_maps is None:  # it holds for images
+            answers = measure_answers(*(torch.tensor(each.classes) for each in (adapted, unadapted)))
+            self.gain.add_(answers, inputs, len(adapted.classes), step, self.num_classes)
         shown, changes = [adapted], list[float]()
         if self.source is not None and unadapted is not None:
             shown.append(unadapted)
@@ -268,12 +274,14 @@ class InferenceRun:
 
     def _ask_source(self, x: Tensor) -> Tensor:
         """Return the logits of the network as trained for this rank's rows."""
-        if self.source is not None:
-            return step_batch(self.source, x)
         rows = x[self.model.coordinator.local_rows(len(x))].to(find_weight(self.model.source), non_blocking=True)
         with self.model.autocast():
             logits: Tensor = source_as_trained(self.model.source)(rows)
         return logits
+
+    def _gather_inputs(self, inputs: Tensor) -> Tensor:
+        """Return the mean over ranks, which hold about as many rows each."""
+        return torch.stack(self.model.coordinator.all_gather_object(lambda: inputs.double().cpu())).mean(0)
 
     def _gather(self, answer: Callable[[], Tensor], size: torch.Size) -> Predictions:
         """Return the answers of all ranks, each to its rows, which are images of a size."""
@@ -296,6 +304,7 @@ class InferenceRun:
                 f"got {len(self.classes)} class names for a network with {logits.shape[1]} classes: "
                 "give one per line, in the order of the network's outputs"
             )
+        self.num_classes = min(logits.shape[1], NUM_BINS)
         probabilities = logits.cpu().double().softmax(1).nan_to_num(0.0)
         confidence, predicted = probabilities.max(1)
         if logits.ndim == 2:
@@ -331,6 +340,8 @@ class InferenceRun:
         """Return what the run did, after earlier calls had processed ``num_before`` images in the same order."""
         model, is_compared = self.model, self.source is not None
         monitor = model if isinstance(model, Monitored) else None
+        gain = self.gain.estimate_all()
+        told = gain if gain is not None and gain.is_decided else None
         return InferenceSummary(
             num_images=self.num_images,
             num_before=num_before,
@@ -347,10 +358,10 @@ class InferenceRun:
             settings=format_hyperparameters(model.unwrapped.hyperparameters),
             order=order,
             events=dict(Counter(event.kind for event in monitor.events)) if monitor else None,
-            warning=self.comparison.describe_harm(),
-            estimated_gain=monitor.health.estimated_gain if monitor else None,
-            estimated_gain_low=monitor.health.estimated_gain_low if monitor else None,
-            estimated_gain_high=monitor.health.estimated_gain_high if monitor else None,
+            warning=_describe_harm(told),
+            estimated_gain=told.gain if told else None,
+            estimated_gain_low=told.low if told else None,
+            estimated_gain_high=told.high if told else None,
             changed=self.change_sum / self.num_images if is_compared and self.num_images else None,
             maps=None if self.maps is None else str(self.maps),
             shares=self._list_shares(),
@@ -373,6 +384,16 @@ class InferenceRun:
     def _columns(self, predictions: Predictions) -> list[list[Any]]:
         names = [[self.classes[label] for label in predictions.classes]] if self.classes else []
         return [predictions.classes, *names, [f"{value:.6f}" for value in predictions.confidences]]
+
+
+def _describe_harm(gain: GainEstimate | None) -> str | None:
+    """Return a warning if the estimate says that adaptation harmed, else None."""
+    if gain is None or not gain.is_harmful:
+        return None
+    return (
+        f"adaptation seems to harm: {-100 * gain.high:.0f} to {-100 * gain.low:.0f} points of accuracy are lost, "
+        f"estimated without labels from {gain.num_images} images. Label a few images to check."
+    )
 
 
 def _measure_changes(adapted: Predictions, source: Predictions) -> list[float]:

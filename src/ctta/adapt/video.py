@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ctta.adapt.options import VideoOptions
-from ctta.adapt.predictions import CHANGED, PredictionFile, answer_columns
+from ctta.adapt.predictions import CHANGED, PredictionFile, Predictions, answer_columns
 from ctta.adapt.resume import check_arguments, open_run
 from ctta.adapt.run import InferenceBatch, InferenceSummary
 from ctta.core.options import takes_options
@@ -24,7 +24,6 @@ from ctta.data.datasets.video import clip_rate, describe_address, estimate_num_f
 from ctta.data.streams import VideoBatch, VideoStream, video
 from ctta.distributed import world_size
 from ctta.errors import ConfigError
-from ctta.evaluation.comparison import Predictions
 from ctta.evaluation.steps import feed, find_weight
 from ctta.io.atomic import atomic_write, fsync_file
 from ctta.io.images import import_pillow

@@ -1,7 +1,7 @@
 """Find out whether adaptation helps a network, with which method and settings, and certify that it does not harm."""
 
 from ctta.advise.advice import Advice, advise
-from ctta.advise.calibration import calibrate_gain, calibrate_threshold
+from ctta.advise.calibration import calibrate_threshold
 from ctta.advise.certificate import Certificate, ScenarioOutcome, certify
 from ctta.advise.images import label_images
 from ctta.advise.influence import Influence, measure_influence
@@ -17,7 +17,6 @@ __all__ = [
     "RaceRow",
     "ScenarioOutcome",
     "advise",
-    "calibrate_gain",
     "calibrate_threshold",
     "certify",
     "check_input",

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 from torch import nn
 from typing_extensions import deprecated
 
-from ctta.advise.calibration import collect_signals, fit_estimator, list_steps
 from ctta.advise.candidates import count_norm_layers, list_candidates
 from ctta.advise.images import (
     DEFAULT_CORRUPTIONS,
@@ -23,7 +22,7 @@ from ctta.advise.images import (
     StreamOrder,
 )
 from ctta.advise.input_check import InputCheck, read_images
-from ctta.advise.race import CHEAP, DEFAULT, SOURCE, Race, RaceRow, RaceSettings, run_race
+from ctta.advise.race import CHEAP, DEFAULT, Race, RaceRow, RaceSettings, run_race
 from ctta.core.config import AdaptationConfig, relative_model
 from ctta.core.model import AdaptiveModel
 from ctta.core.options import Amp, Option, parse_names, takes_options
@@ -40,7 +39,6 @@ from ctta.evaluation.display import (
     to_points,
 )
 from ctta.evaluation.intervals import estimate_interval
-from ctta.guard import GainEstimator
 from ctta.models import Normalized
 
 
@@ -77,7 +75,6 @@ class Advice:
         settings: Corruptions, batch size and order of the stream.
         race: The results of all methods that were tried, and why others were not.
         net: The network.
-        estimator: What estimates the accuracy of the recommended method without labels; None for Source.
     """
 
     network: NetworkFacts
@@ -85,7 +82,6 @@ class Advice:
     settings: RaceSettings
     race: Race
     net: nn.Module
-    estimator: GainEstimator | None = None
 
     @property
     @deprecated("Advice.pictures is called Advice.images now")
@@ -126,10 +122,9 @@ class Advice:
         }
         if row.difference:
             evidence |= {"gain_low": round(-row.difference.high, 4), "gain_high": round(-row.difference.low, 4)}
-        tables = {"evidence": evidence}
-        if self.estimator is not None:
-            tables["estimate"] = self.estimator.as_dict()
-        return AdaptationConfig(chosen.method, settings, batch_size=self.settings.batch_size, tables=tables)
+        return AdaptationConfig(
+            chosen.method, settings, batch_size=self.settings.batch_size, tables={"evidence": evidence}
+        )
 
     def save(
         self,
@@ -272,8 +267,6 @@ def _describe_gain(row: RaceRow, source: RaceRow) -> str:
 QUICK_METHODS, QUICK_IMAGES = ("bn_stats", "tent", "cotta_fast"), 256
 #: How many images are used by default, and batches if these have more.
 NUM_IMAGES, NUM_BATCHES = 512, 10
-#: Images of each domain that the estimate of accuracy without labels is calibrated on.
-CALIBRATION_IMAGES = 192
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,10 +367,6 @@ def advise(net: nn.Module, images: ImageSource, options: AdviseOptions) -> Advic
     with nullcontext(options.folder) if options.folder else TemporaryDirectory(prefix="ctta-advise-") as path:
         race = run_race(net, ImageStreams(labeled), candidates, settings, Path(path), on_progress=options.on_progress)
     race.left_out = left_out | race.left_out
-    estimator, chosen = None, race.choose().candidate
-    if chosen != SOURCE and not options.quick:
-        few = labeled.select(slice(CALIBRATION_IMAGES))
-        estimator = fit_estimator(collect_signals(net, few, chosen, list_steps(), batch_size, options.on_progress))
     height, width = labeled.images.shape[1:3]
     inner = net.net if isinstance(net, Normalized) else net
     return Advice(
@@ -399,5 +388,4 @@ def advise(net: nn.Module, images: ImageSource, options: AdviseOptions) -> Advic
         settings,
         race,
         net,
-        estimator,
     )

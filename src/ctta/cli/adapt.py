@@ -89,11 +89,10 @@ def format_summary(
                 "answered by the network without adaptation."
             )
     if summary.estimated_gain is not None:
-        low, high = summary.estimated_gain_low or 0.0, summary.estimated_gain_high or 0.0
-        half = 50 * (high - low)
+        low, high = 100 * (summary.estimated_gain_low or 0.0), 100 * (summary.estimated_gain_high or 0.0)
         lines.append(
-            f"Adapting: {100 * summary.estimated_gain:+.1f} ± {half:.1f} points of accuracy over the network without "
-            "adaptation, estimated without labels over the last batches."
+            f"Adapting: {100 * summary.estimated_gain:+.1f} points of accuracy ({low:+.1f} to {high:+.1f}) over the "
+            f"network without adaptation, estimated without labels for the {num_images} new {noun}s."
         )
     if summary.num_skipped:
         lines.append(f"{summary.num_skipped} updates were skipped because they were not finite: try a lower lr.")
@@ -175,7 +174,6 @@ def adapt(
         "settings": resolve_method(method).parse(chosen.texts) if method else {},
         "size": chosen.size,
         "classes": folder.classes or _default_class_names(chosen.model, predictions),
-        "estimator": chosen.estimator,
         "audit": audit_path(predictions),
     } | ({} if chosen.batch_size is None else {"batch_size": chosen.batch_size})
     with resumable_progress("adapting", describe_state(state)) as (on_progress, raise_if_interrupted):

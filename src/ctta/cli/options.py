@@ -31,7 +31,6 @@ from ctta.core.options import (
 )
 from ctta.data.corruptions.registry import check_severity
 from ctta.errors import ConfigError
-from ctta.guard import GainEstimator
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -151,7 +150,6 @@ class ChosenAdaptation:
     texts: list[str]  # settings and policies, each NAME=VALUE
     size: tuple[int, int] | None
     batch_size: int | None
-    estimator: GainEstimator | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +218,6 @@ class ConfigOptions:
             [*(found.texts if is_same else []), *texts],
             self.size or found.size,
             self.batch_size or found.batch_size,
-            found.estimator if is_same and not texts else None,  # it holds for these settings only
         )
 
 

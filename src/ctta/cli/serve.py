@@ -59,7 +59,7 @@ class ServiceRecipe:
         size = chosen.size or ((32, 32) if chosen.model in models.CIFAR10_NETWORKS else None)
         if self.guard:
             spec = InputSpec(low=0, high=1, any_size=size is None)
-            adaptive = Guarded(adaptive, input_spec=spec, estimator=chosen.estimator, on_harm=self.options.on_harm)
+            adaptive = Guarded(adaptive, input_spec=spec, on_harm=self.options.on_harm)
         class_names = self.options.class_names or models.class_names(chosen.model)
         return serving.Service(adaptive, state, **vars(self.options) | {"image_size": size, "class_names": class_names})
 

@@ -45,7 +45,6 @@ from ctta.core.options import (
 )
 from ctta.core.registry import resolve_method
 from ctta.errors import ConfigError, did_you_mean
-from ctta.guard import GainEstimator
 from ctta.io.atomic import atomic_write
 from ctta.models import load, to_device
 
@@ -73,20 +72,6 @@ class AdaptationConfig:
         """The settings and policies as ``NAME=VALUE``, as ``--set`` takes them."""
         policies = [f"policies={text}" for text in self.policies]
         return [*(f"{name}={value}" for name, value in self.settings.items()), *policies]
-
-    @property
-    def estimator(self) -> GainEstimator | None:
-        """What estimates the accuracy of the method without labels, from ``[estimate]``; None without such a table.
-
-        Raises:
-            ConfigError: The table is not complete.
-        """
-        if "estimate" not in self.tables:
-            return None
-        try:
-            return GainEstimator(**self.tables["estimate"])
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"the table [estimate] is not what 'ctta advise' writes: {error}") from error
 
     def build(self, net: nn.Module) -> AdaptiveModel:
         """Wrap a network in the method.

@@ -14,7 +14,7 @@ from ctta.guard.answers import AccuracyTracker as AccuracyTracker
 from ctta.guard.answers import AnswerLog as AnswerLog
 from ctta.guard.answers import FeedbackSummary
 from ctta.guard.detector import CollapseThresholds
-from ctta.guard.estimate import GainEstimate, GainEstimator
+from ctta.guard.estimate import GainEstimate
 from ctta.guard.guarded import Guarded
 from ctta.guard.health import Event, EventKind, Health, Monitored
 from ctta.guard.validator import InputSpec
@@ -25,7 +25,6 @@ __all__ = [
     "EventKind",
     "FeedbackSummary",
     "GainEstimate",
-    "GainEstimator",
     "Guarded",
     "Health",
     "InputSpec",
@@ -34,7 +33,6 @@ __all__ = [
 
 register_settings_class("guard", "input_spec", InputSpec)
 register_settings_class("guard", "collapse_thresholds", CollapseThresholds)
-register_settings_class("guard", "gain_estimator", GainEstimator)
 register_wrapper(
     "guarded",
     Guarded,

@@ -83,8 +83,8 @@ class AnswerLog(CpuState):
         self.size = check_integer("size", size, 1, 10**6)
         for name in ("classes", "source_classes", "labels"):
             self.register_buffer(name, torch.full((self.size,), UNKNOWN))
-        # The gain and the source's accuracy, as they were estimated without labels at the time.
-        self.register_buffer("estimates", torch.full((self.size, 2), nan, dtype=torch.float64))
+        # The gain, as it was estimated without labels at the time.
+        self.register_buffer("estimates", torch.full((self.size,), nan, dtype=torch.float64))
         self.register_buffer("count", torch.tensor(first_id))
 
     @property
@@ -99,7 +99,7 @@ class AnswerLog(CpuState):
         Args:
             classes: The answered classes.
             source_classes: The source's.
-            estimate: The accuracies as they are estimated now without labels; None if they are not.
+            estimate: The gain as it is estimated now without labels; None if it is not.
 
         Returns:
             The ids of the answers.
@@ -110,8 +110,7 @@ class AnswerLog(CpuState):
         for buffer, values in ((self.classes, classes), (self.source_classes, source_classes)):
             buffer[rows] = values.detach()[-self.size :].to(buffer)
         self.labels[rows] = UNKNOWN
-        found = (nan, nan) if estimate is None else (estimate.gain, estimate.source_accuracy)
-        self.estimates[rows] = torch.tensor(found, dtype=torch.float64).to(self.estimates)
+        self.estimates[rows] = nan if estimate is None else estimate.gain
         self.count += len(classes)
         return ids
 
@@ -168,14 +167,14 @@ class AnswerLog(CpuState):
         self.count.fill_(number)
 
     def list_estimate_errors(self) -> tuple[Tensor, Tensor]:
-        """Return by how much labels differ from the estimates of their time, and these estimates.
+        """Return by how much gains by labels differ from the estimates of their time, and these estimates.
 
-        Both are gains and accuracies of the source (N, 2), of the answers that have a label and an estimate.
+        Both are of the answers that have a label and an estimate.
         """
-        chosen = (self.labels != UNKNOWN) & self.estimates.isfinite().all(1)
+        chosen = (self.labels != UNKNOWN) & self.estimates.isfinite()
         labels, estimates = self.labels[chosen], self.estimates[chosen]
         right, source_right = ((each[chosen] == labels).double() for each in (self.classes, self.source_classes))
-        return torch.stack([right - source_right, source_right], 1) - estimates, estimates
+        return right - source_right - estimates, estimates
 
     def summarize(self) -> FeedbackSummary:
         """Return what the labels say about the answers that are remembered."""
@@ -202,7 +201,7 @@ class AccuracyTracker(nn.Module):
 
     Args:
         answers: The answers; None to remember none.
-        gain_monitor: The estimate without labels; None for no estimate.
+        gain_monitor: The estimate without labels; None where there is no guard.
     """
 
     answers: AnswerLog | None
@@ -256,7 +255,7 @@ class AccuracyTracker(nn.Module):
         return self.answers.summarize(), num_unknown
 
     def estimate(self) -> GainEstimate | None:
-        """Return the accuracies as they are estimated now; None without an estimator, or for too few images."""
+        """Return the gain as it is estimated now; None for too few images."""
         return None if self.gain_monitor is None else self.gain_monitor.estimate()
 
     def forget_(self) -> None:

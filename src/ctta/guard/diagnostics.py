@@ -14,8 +14,10 @@ from ctta.core.model import AdaptiveModel
 from ctta.core.parallel import current_call
 from ctta.functional import widest_float
 from ctta.guard.detector import MIN_BATCH_SIZE, CollapseDetector, Verdict
-from ctta.guard.summary import PredictionSummary, Readout, disagreement, summarize
+from ctta.guard.estimate import InputShift, measure_inputs, record_inputs
+from ctta.guard.summary import PredictionSummary, Reading, Readout, disagreement, summarize
 from ctta.nn import use_running_statistics_, uses_batch_statistics
+from ctta.nn.norm import attach_norm_hooks_
 from ctta.nn.surgery import copy_sharing_tensors
 
 SCREEN_SIZE = 16  # inputs of a batch, at least, that the source predicts to find out whether it has few classes
@@ -32,6 +34,7 @@ def source_as_trained(source: nn.Module) -> nn.Module:
     if source not in _as_trained:
         net = copy_sharing_tensors(source)
         use_running_statistics_(net)
+        attach_norm_hooks_(net, lambda layer: InputShift(), skip_without_statistics=True)
         _as_trained[source] = net
     return _as_trained[source]
 
@@ -45,6 +48,7 @@ class Baseline:
     source: PredictionSummary | None = None
     anchor: PredictionSummary | None = None
     tests_sorting: bool = False  # whether class-sorted batches would spoil the method's statistics
+    inputs: Reading | None = None  # of the source's BatchNorms
 
     @property
     def is_inspected(self) -> bool:
@@ -58,17 +62,19 @@ def evaluate_baseline(model: AdaptiveModel, x: Tensor, readout: Readout, *, insp
 
     For the latter, the BatchNorms of the method's source use its statistics, unless it has an anchor of its own.
     """
-    source_logits = source_as_trained(model.source)(x)
+    with record_inputs() as record:
+        source_logits = source_as_trained(model.source)(x)
     source = summarize(source_logits, readout)
     if not inspect:
         return Baseline(source_logits, source=source)
+    inputs = readout.add(measure_inputs(record))
     uses_batch = uses_batch_statistics(model.source)
     own = model.source(x) if uses_batch else model.anchor_logits(x)
     anchor_logits, anchor = (source_logits, source) if own is None else (own, summarize(own, readout))
     tests_sorting = uses_batch and source_logits.ndim == 2
     if tests_sorting and len(x) >= MIN_BATCH_SIZE:
         source.compare_confidences(anchor)
-    return Baseline(source_logits, anchor_logits, source, anchor, tests_sorting)
+    return Baseline(source_logits, anchor_logits, source, anchor, tests_sorting, inputs)
 
 
 @torch.no_grad()
@@ -148,6 +154,8 @@ def diagnose(
     for other in (baseline.source, baseline.anchor):
         if other is not None:
             predictions.count_differences(other)  # to be read with the rest
+    if baseline.source is not None and baseline.is_inspected and predictions.classes.ndim == 1:
+        predictions.compare_answers(baseline.source)
     if not predictions.is_finite and not baseline.is_inspected:
         baseline = evaluate_baseline(model, x, predictions.readout, inspect=True)
     if baseline.anchor is None:

@@ -1,229 +1,338 @@
-"""The accuracy of a stream without labels: of the adapted network, of its source, and the difference.
+"""The gain of adaptation over no adaptation, estimated without labels from what two networks answer.
 
-A network that is unsure, or whose answers adaptation changes, is wrong more often. How often, is a property of the
-network and the method, so it is measured: :func:`ctta.calibrate_gain` fits accuracy to three signals of corrupted
-images with known answers, and how far the fit is off for corruptions and images that it has not seen is the half-width
-of the interval.
+Where both answer the same, nothing is gained or lost. Where they differ, one of them is more plausible: the one whose
+answers keep all classes in use, or, where labels repeat in time, the one that agrees with its neighbors in time. And
+statistics of a batch can only help where the inputs are not normalized as those of the training were. How much each of
+these signs is worth was fitted by ``benchmarks/choose/estimated_gain.py`` on networks and corruptions that no reported
+figure uses. That the source is sure of its answers, and that many of them change, are no signs of harm: networks that
+are sure of everything are common.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from typing_extensions import override
 
+from ctta.core.parallel import change_call, current_call
 from ctta.core.state import CpuState
-from ctta.errors import ConfigError
-from ctta.guard.summary import PredictionSummary, disagreement
+from ctta.guard.summary import NUM_BINS, NUM_COUNTS
+from ctta.nn.moments import batch_var_mean
+from ctta.nn.norm import NormHook
 
-NUM_SIGNALS = 4  # with the constant
-MIN_IMAGES = 100  # before there is an estimate
-MEMORY_IMAGES = 250.0  # that the averages of the signals stand for
-SIMILAR_WITHIN = 1.0  # half-widths of the intervals within which domains count as similar
-_CLIP = 0.005
-_Z_90 = 1.645  # of a two-sided interval of 90 %
+MIN_IMAGES = 64  # before there is an estimate
+BLOCK_IMAGES = 128  # that signals are computed of; two blocks are remembered
+NUM_CHANNELS = 16  # of each BatchNorm, at most, that tell how its input is shifted
+REPETITION = 0.2  # of labels from which neighbors in time count fully
+NO_SHIFT, USUAL_SHIFT = 0.005, 0.04  # divergences of inputs of BatchNorm that training images have, and a corruption
+MAX_SHIFT = (-0.4, 0.7)  # powers of ten between which the divergence counts
 
 
-@dataclass(frozen=True)
-class GainEstimator:
-    """How accuracy follows from what shows without labels, for one network and method.
+class Weights(NamedTuple):
+    """What each sign is worth; the hyperbolic tangent of their sum is the gain per answer that differs."""
 
-    The logit of the accuracy is a weighted sum of one, the logit of the mean confidence, the logit of the agreement of
-    adapted and plain answers, and the entropy of the mean prediction relative to its largest value.
+    constant: float = 0.0
+    more_even: float = 0.0  # entropy of the answered classes above the source's
+    more_even_shifted: float = 0.0  # the same times the shift of the inputs of BatchNorm
+    less_even: float = 0.0  # entropy below the source's, so that it is negative
+    neighbors: float = 0.0  # agreement with the source's answers nearby, where labels repeat
+    repetition: float = 0.0  # of the answers above the source's, where labels repeat
+    smoothing: float = 0.0  # the same where labels do not repeat, so that it is invented
+    batch_norm: float = 0.0  # whether there is BatchNorm
+    shift: float = 0.0  # of the inputs of BatchNorm, where labels do not repeat
 
-    Attributes:
-        weights: The weights for the adapted network.
-        source_weights: The weights for the network without adaptation.
-        half_width: Half of the 90 % interval of the accuracy of the adapted network.
-        source_half_width: The same for the network without adaptation.
-        gain_half_width: The same for their difference.
-    """
 
-    weights: tuple[float, ...]
-    source_weights: tuple[float, ...]
-    half_width: float
-    source_half_width: float
-    gain_half_width: float
-
-    def __post_init__(self) -> None:
-        for name in ("weights", "source_weights"):
-            object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
-            if len(getattr(self, name)) != NUM_SIGNALS:
-                raise ConfigError(f"{name} must be {NUM_SIGNALS} numbers, got {getattr(self, name)}")
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes for ``ctta.toml`` and JSON."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-
-    def estimate(self, signals: Sequence[float], source_signals: Sequence[float]) -> "GainEstimate":
-        """Return the accuracies that signals stand for.
-
-        Args:
-            signals: Those of the adapted network, as :func:`to_signals` returns them.
-            source_signals: Those of the network without adaptation.
-
-        Returns:
-            The estimate with its 90 % intervals.
-        """
-        accuracy, source_accuracy = (
-            1 / (1 + math.exp(-sum(weight * value for weight, value in zip(weights, values, strict=True))))
-            for weights, values in ((self.weights, signals), (self.source_weights, source_signals))
-        )
-        return GainEstimate(accuracy, source_accuracy, self.gain_half_width)
+WEIGHTS = Weights(0.02, -1.8, 2.22, 0.76, 1.73, 0.74, -0.83, -0.05, 0.86)
+SPREAD = 0.25  # standard deviation of the gain per answer that differs, about its estimate
+#: How many standard deviations the interval reaches towards zero and away from it. Signs that are weak in one network
+#: are strong in another, so that gains are underestimated more often than mistaken for losses.
+INNER, OUTER = 1.0, 2.0
 
 
 @dataclass(frozen=True)
 class GainEstimate:
-    """Accuracies that were estimated without labels.
+    """A gain that was estimated without labels.
 
     Attributes:
-        accuracy: That of the adapted network.
-        source_accuracy: That of the network without adaptation.
-        gain_half_width: Half of the 90 % interval of their difference.
+        gain: Accuracy above that of the network without adaptation.
+        deviation: Its standard deviation.
+        num_images: Images that it was estimated from.
+        since: Step of the first of them; it stands for all images from there on.
     """
 
-    accuracy: float
-    source_accuracy: float
-    gain_half_width: float
+    gain: float
+    deviation: float
+    num_images: int = 0
+    since: int = 0
 
     @property
-    def gain(self) -> float:
-        """Accuracy above that of the network without adaptation."""
-        return self.accuracy - self.source_accuracy
+    def low(self) -> float:
+        """Lower end of the interval."""
+        return max(-1.0, self.gain - self.deviation * (INNER if self.gain > 0 else OUTER))
 
-    def as_signals(self) -> dict[str, float]:
-        """Return the fields of :class:`~ctta.guard.Health`."""
-        return {
-            "estimated_accuracy": self.accuracy,
-            "estimated_source_accuracy": self.source_accuracy,
-            "estimated_gain": self.gain,
-            "estimated_gain_low": self.gain - self.gain_half_width,
-            "estimated_gain_high": self.gain + self.gain_half_width,
-        }
+    @property
+    def high(self) -> float:
+        """Upper end."""
+        return min(1.0, self.gain + self.deviation * (OUTER if self.gain > 0 else INNER))
 
     @property
     def is_harmful(self) -> bool:
-        """Whether the whole 90 % interval of the gain is below zero."""
-        return self.gain + self.gain_half_width < 0
+        """Whether the whole interval is below zero."""
+        return self.high < 0
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the interval excludes zero; else it cannot be told whether adaptation helps."""
+        return self.low > 0 or self.high < 0
+
+    def as_signals(self) -> dict[str, Any]:
+        """Return the fields of :class:`~ctta.guard.Health`."""
+        return {
+            "estimated_gain": self.gain,
+            "estimated_gain_low": self.low,
+            "estimated_gain_high": self.high,
+            "estimated_images": self.num_images,
+            "estimated_since": self.since,
+        }
 
     def __str__(self) -> str:
-        return f"adapting: {100 * self.gain:+.1f} ± {100 * self.gain_half_width:.1f} points, estimated"
+        low, high = 100 * self.low, 100 * self.high
+        return f"adapting: {100 * self.gain:+.1f} points of accuracy ({low:+.1f} to {high:+.1f}), estimated"
 
 
-def to_signals(confidence: float, agreement: float, evenness: float) -> tuple[float, ...]:
-    """Return what the accuracy is a weighted sum of, see :class:`GainEstimator`; the constant comes first.
+class InputShift(NormHook):
+    """Let a BatchNorm leave mean and variance of its input where a call records them; nothing else changes."""
 
-    >>> to_signals(0.5, 0.5, 1.0)
-    (1.0, 0.0, 0.0, 1.0)
+    is_traceable = True
+
+    @override
+    def before(self, layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
+        if torch.compiler.is_compiling() or (record := current_call().record) is None:
+            return
+        assert layer.running_mean is not None, "the hook is attached to such layers only"
+        variance, mean = batch_var_mean(inputs[0].detach().to(layer.running_mean.dtype))
+        record[layer] = mean.flatten(), variance.flatten()
+
+
+@contextmanager
+def record_inputs() -> Iterator[dict[nn.Module, tuple[Tensor, Tensor]]]:
+    """Record what reaches the BatchNorms of the network as trained within the context, for :func:`measure_inputs`."""
+    record: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+    with change_call(record=record):
+        yield record
+
+
+def measure_inputs(record: dict[nn.Module, tuple[Tensor, Tensor]]) -> Tensor:
+    """Return mean and mean square of some channels of each layer, in units of its running statistics, as one vector.
+
+    Without BatchNorm it is empty.
     """
-    return 1.0, _logit(confidence), _logit(agreement), evenness
+    parts = []
+    for layer, (mean, variance) in record.items():
+        assert isinstance(layer, _BatchNorm) and layer.running_mean is not None and layer.running_var is not None
+        chosen = torch.tensor(_choose_channels(len(mean)), device=mean.device)
+        scale = (layer.running_var[chosen] + layer.eps).sqrt()
+        offset = (mean[chosen] - layer.running_mean[chosen]) / scale
+        square = variance[chosen] / scale.square() + offset.square()
+        # Layers count the same, however many channels they have.
+        parts.append(torch.stack([offset, square, torch.full_like(offset, 1 / len(chosen))]))
+    return torch.cat(parts, 1).flatten() if parts else torch.zeros(0)
 
 
-def measure(summary: PredictionSummary, source: PredictionSummary) -> tuple[float, ...]:
-    """Return what an estimate needs of one batch: both confidences, the agreement, and both evennesses.
+def count_inputs(net: nn.Module) -> int:
+    """Return the length of what :func:`measure_inputs` returns for a network."""
+    layers = [module for module in net.modules() if isinstance(module, _BatchNorm) and module.running_mean is not None]
+    return 3 * sum(len(_choose_channels(layer.num_features)) for layer in layers)
 
-    An evenness is the entropy of the mean prediction, relative to its largest value.
-    """
-    largest = math.log(max(2, summary.num_bins))
-    evenness = [each.mean_prediction_entropy / largest for each in (summary, source)]
-    return summary.confidence, source.confidence, 1 - disagreement(summary, source), *evenness
+
+def _choose_channels(number: int) -> range:
+    return range(0, number, max(1, number // NUM_CHANNELS))[:NUM_CHANNELS]
 
 
 class GainMonitor(CpuState):
-    """Averages of the signals over the last inspected batches, in buffers, so that a saved stream resumes.
+    """What was measured of the images of a stream, in two blocks of at least 128, so that a saved stream resumes.
 
     Labels correct it: :meth:`recalibrate_` moves estimates by what labels have shown, weighed against the uncertainty
-    that the estimator was calibrated to have. Labels count by how similar the domain of their time is to the present.
+    of the estimate. Labels count by how similar the estimate of their time is to the present one.
+
+    Args:
+        num_inputs: Length of what :func:`measure_inputs` returns for the network.
+        weights: What the signs are worth.
     """
 
-    averages: Tensor
+    answers: Tensor
+    inputs: Tensor
     num_images: Tensor
-    offsets: Tensor
+    num_bins: Tensor
+    since: Tensor
+    earlier: Tensor
+    offset: Tensor
     width_factor: Tensor
 
-    def __init__(self, estimator: GainEstimator) -> None:
+    def __init__(self, num_inputs: int, weights: Sequence[float] = WEIGHTS) -> None:
         super().__init__()
-        self.estimator = estimator
-        self.register_buffer("averages", torch.zeros(5, dtype=torch.float64))
-        self.register_buffer("num_images", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("offsets", torch.zeros(2, dtype=torch.float64))  # of the gain and the source's accuracy
+        self.weights = weights
+        self.register_buffer("answers", torch.zeros(2, NUM_COUNTS + 4 * NUM_BINS, dtype=torch.float64))
+        self.register_buffer("inputs", torch.zeros(2, num_inputs, dtype=torch.float64))
+        self.register_buffer("num_images", torch.zeros(2, dtype=torch.long))
+        self.register_buffer("num_bins", torch.tensor(1))  # that classes fall into
+        self.register_buffer("since", torch.zeros(3, dtype=torch.long))  # steps; the last one is of the first image
+        # Of blocks that were left behind: images, and sums over them of the gain and of the fraction that differs.
+        self.register_buffer("earlier", torch.zeros(3, dtype=torch.float64))
+        self.register_buffer("offset", torch.zeros((), dtype=torch.float64))
         self.register_buffer("width_factor", torch.ones((), dtype=torch.float64))  # of the interval
 
     @torch.inference_mode(False)
-    def add_(self, summary: PredictionSummary, source: PredictionSummary) -> None:
-        """Take the signals of an inspected batch into the averages."""
-        if not (summary.is_finite and source.is_finite):
-            return
-        number = summary.classes.numel()
-        self.num_images += number
-        share = number / min(max(float(self.num_images), 1.0), MEMORY_IMAGES + number)
-        self.averages.lerp_(torch.tensor(measure(summary, source)).to(self.averages), share)
+    def add_(self, answers: Tensor, inputs: Tensor, num_images: int, step: int, num_bins: int) -> None:
+        """Take a batch into the newer block, or begin a new one with it.
+
+        Args:
+            answers: The result of :func:`~ctta.guard.summary.measure_answers`, on the host.
+            inputs: That of :func:`measure_inputs`.
+            num_images: Images in the batch.
+            step: Number of batches before this one.
+            num_bins: Number of classes, at most 64.
+        """
+        self.num_bins.fill_(num_bins)
+        if int(self.num_images[1]) >= BLOCK_IMAGES:
+            self._leave_block_behind_()
+        if int(self.num_images[1]) == 0:
+            self.since[1] = step
+            if int(self.num_images[0]) == 0 and float(self.earlier[0]) == 0:
+                self.since[0] = self.since[2] = step
+        self.answers[1] += answers.to(self.answers)
+        self.inputs[1] += num_images * inputs.to(self.inputs)
+        self.num_images[1] += num_images
+
+    def _leave_block_behind_(self) -> None:
+        if int(self.num_images[0]) > 0:
+            self.earlier += self._sum_block(0)
+        for buffer in (self.answers, self.inputs, self.num_images, self.since[:2]):
+            buffer[0] = buffer[1]
+        for buffer in (self.answers, self.inputs, self.num_images):
+            buffer[1] = 0
 
     def forget_(self) -> None:
-        """Start anew, as after a remedy, since neither signals nor labels of before say anything about what follows."""
-        self.averages.zero_()
-        self.num_images.zero_()
+        """Start anew, as after a remedy, since neither answers nor labels of before say anything about what follows."""
+        for buffer in (self.answers, self.inputs, self.num_images, self.earlier):
+            buffer.zero_()
         self._forget_labels_()
 
     def estimate(self) -> GainEstimate | None:
-        """Return the estimate; None until enough images were inspected."""
+        """Return the estimate for the last 128 to 256 images, corrected by labels; None if there are too few."""
         if (found := self.estimate_without_labels()) is None:
             return None
-        gain_offset, source_offset = self.offsets.tolist()
-        source_accuracy = min(max(found.source_accuracy + source_offset, 0.0), 1.0)
-        accuracy = min(max(source_accuracy + found.gain + gain_offset, 0.0), 1.0)
-        return GainEstimate(accuracy, source_accuracy, found.gain_half_width * float(self.width_factor))
+        gain = min(max(found.gain + float(self.offset), -1.0), 1.0)
+        return replace(found, gain=gain, deviation=found.deviation * float(self.width_factor))
 
     def estimate_without_labels(self) -> GainEstimate | None:
-        """Return what the signals alone stand for; None until enough images were inspected."""
-        if float(self.num_images) < MIN_IMAGES:
+        """Return what the answers alone stand for; None if there are too few."""
+        return self._combine([self._sum_block(block) for block in self._list_blocks()], int(self.since[0]))
+
+    @property
+    def is_harmful(self) -> bool:
+        """Whether the estimate, or that of the newest images alone, shows harm."""
+        newest = self._combine([self._sum_block(1)], int(self.since[1])) if 1 in self._list_blocks() else None
+        return any(found is not None and found.is_harmful for found in (self.estimate(), newest))
+
+    def estimate_all(self) -> GainEstimate | None:
+        """Return the estimate for all images since the first, without labels; None if there are too few."""
+        blocks = [self._sum_block(block) for block in self._list_blocks()]
+        return self._combine([*blocks, self.earlier], int(self.since[2]))
+
+    def _list_blocks(self) -> list[int]:
+        """Return the blocks with enough images; the newer one may have just begun."""
+        return [block for block in (0, 1) if int(self.num_images[block]) >= MIN_IMAGES]
+
+    def _combine(self, sums: Sequence[Tensor], since: int) -> GainEstimate | None:
+        number, gain, differing = torch.stack([*sums, torch.zeros(3, dtype=torch.float64)]).sum(0).tolist()
+        if number == 0:
             return None
-        confidence, source_confidence, agreement, evenness, source_evenness = self.averages.tolist()
-        return self.estimator.estimate(
-            to_signals(confidence, agreement, evenness), to_signals(source_confidence, agreement, source_evenness)
+        share = differing / number
+        # The answers that differ are a sample, too, and there may be none of them yet.
+        deviation = math.sqrt((SPREAD * share) ** 2 + (share + 1 / number) / number)
+        return GainEstimate(gain / number, deviation, int(number), since)
+
+    def _sum_block(self, block: int) -> Tensor:
+        """Return the number of images of a block, and sums over them of the gain and of the fraction that differs."""
+        number, differing = float(self.num_images[block]), float(self.answers[block][0])
+        signs = self.measure_signs(block)
+        rate = math.tanh(sum(weight * sign for weight, sign in zip(self.weights, signs, strict=True)))
+        return torch.tensor([number, rate * differing, differing], dtype=torch.float64)
+
+    def measure_signs(self, block: int) -> tuple[float, ...]:
+        """Return the signs that :class:`Weights` weigh, of one block."""
+        number = float(self.num_images[block])
+        counts, classes = self.answers[block][:NUM_COUNTS].tolist(), self.answers[block][NUM_COUNTS:].view(4, NUM_BINS)
+        differing, all_pairs, source_repeats, adapted_repeats, pairs, source_agrees, adapted_agrees = counts
+        source, adapted = classes[:2] / number
+        largest = math.log(max(2, int(self.num_bins)))
+        evenness = (_entropy(adapted) - _entropy(source)) / largest
+        # How often neighbors agree beyond chance, which is how often any two images of the block do.
+        repeats = [
+            found / max(all_pairs, 1.0) - float(shares.square().sum()) * (all_pairs > 0)
+            for found, shares in ((source_repeats, source), (adapted_repeats, adapted))
+        ]
+        chances = (classes[2:] @ source / max(differing, 1.0)).tolist()
+        nearby = [
+            found / max(pairs, 1.0) - chance * (pairs > 0)
+            for found, chance in zip((source_agrees, adapted_agrees), chances, strict=True)
+        ]
+        labels_repeat = min(max(repeats[0] / REPETITION, 0.0), 1.0)
+        has_norms, shift = self.inputs.shape[1] > 0, self.measure_shift(block)
+        return (
+            1.0,
+            max(evenness, 0.0),
+            max(evenness, 0.0) * shift,
+            min(evenness, 0.0),
+            labels_repeat * (nearby[1] - nearby[0]),
+            labels_repeat * (repeats[1] - repeats[0]),
+            (1 - labels_repeat) * (repeats[1] - repeats[0]),
+            float(has_norms),
+            (1 - labels_repeat) * shift,
         )
+
+    def measure_shift(self, block: int) -> float:
+        """Return how far the inputs of BatchNorm are from those of training, in powers of ten; 0 without BatchNorm.
+
+        It is the logarithm of the mean divergence (Kullback-Leibler) of normal distributions with these moments.
+        """
+        if self.inputs.shape[1] == 0:
+            return 0.0
+        offset, square, weight = (self.inputs[block] / float(self.num_images[block])).view(3, -1)
+        variance = (square - offset.square()).clamp_min(1e-8)
+        divergences = (variance + offset.square() - 1 - variance.log()) / 2
+        divergence = float((weight * divergences).sum() / weight.sum())
+        low, high = MAX_SHIFT
+        return min(max(math.log10((divergence + NO_SHIFT) / USUAL_SHIFT), low), high)
 
     @torch.inference_mode(False)
     def recalibrate_(self, errors: Tensor, estimates: Tensor) -> None:
         """Move estimates by what labels have shown, as :meth:`AnswerLog.list_estimate_errors` returns it."""
-        weights = self._compare_domains(estimates).unsqueeze(1)
-        number = weights.sum()
-        if number == 0:
+        now = self.estimate_without_labels()
+        if len(errors) == 0 or now is None:
             self._forget_labels_()
             return
-        means = (weights * errors).sum(0) / number
+        # Labels count by how similar the domain of their time is, by what was estimated of it without labels.
+        weights = ((estimates - now.gain) / (now.deviation + 1e-6)).square().div(-2).exp()
+        number = weights.sum()
+        mean = (weights * errors).sum() / number
         # One is added to the squares, or a few labels that agree would count as certain.
-        standard_errors = ((weights * (errors - means).square()).sum(0) + 1).div(number * (number + 1)).sqrt()
-        half_widths = self.estimator.gain_half_width, self.estimator.source_half_width
-        shares = [_weigh(*each) for each in zip(half_widths, standard_errors.tolist(), strict=True)]
-        self.offsets.copy_(means.new_tensor(shares) * means)
-        self.width_factor.fill_(math.sqrt(1 - shares[0]))
+        variance = ((weights * (errors - mean).square()).sum() + 1) / (number * (number + 1))
+        prior = now.deviation**2
+        share = prior / (prior + float(variance))
+        self.offset.copy_(share * mean)
+        self.width_factor.fill_(math.sqrt(1 - share))
 
     def _forget_labels_(self) -> None:
-        self.offsets.zero_()
+        self.offset.zero_()
         self.width_factor.fill_(1.0)
 
-    def _compare_domains(self, estimates: Tensor) -> Tensor:
-        """Return how similar domains are to the present one, by what was estimated of them (N, 2) without labels.
 
-        It is 1 where the estimates are those of now, and about nothing where they are several of their own intervals
-        away.
-        """
-        if (now := self.estimate_without_labels()) is None:
-            return torch.ones_like(estimates[:, 0])
-        widths = estimates.new_tensor([self.estimator.gain_half_width, self.estimator.source_half_width])
-        offsets = estimates - estimates.new_tensor([now.gain, now.source_accuracy])
-        return (offsets / (SIMILAR_WITHIN * widths + 1e-6)).square().sum(1).div(-2).exp()
-
-
-def _weigh(half_width: float, standard_error: float) -> float:
-    """Return the weight of labels beside an estimate whose 90 % interval has this half-width."""
-    variance = (half_width / _Z_90) ** 2
-    return variance / (variance + standard_error**2)
-
-
-def _logit(value: float) -> float:
-    clipped = min(max(value, _CLIP), 1 - _CLIP)
-    return math.log(clipped / (1 - clipped))
+def _entropy(shares: Tensor) -> float:
+    return -float((shares * shares.clamp_min(1e-30).log()).sum())

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -31,9 +32,9 @@ from ctta.guard.diagnostics import (
     source_as_trained,
     suspect_few_classes,
 )
-from ctta.guard.estimate import GainEstimator, GainMonitor
+from ctta.guard.estimate import GainMonitor, count_inputs
 from ctta.guard.health import Event, EventKind, Health, append_to_audit_log
-from ctta.guard.recovery import REMEDIES, Schedule, take_snapshot
+from ctta.guard.recovery import REMEDIES, Reaction, Schedule, take_snapshot
 from ctta.guard.summary import PredictionSummary, Reading, Readout, summarize
 from ctta.guard.validator import InputSpec, InputValidator, InvalidValuesError
 from ctta.nn import batch_fraction
@@ -99,8 +100,6 @@ class Guarded(AdaptiveModel):
         cooldown: Batches without adaptation after an alarm.
         remember_answers: Number of last answers to remember, each with that of the source, for :meth:`feedback`; 0 for
             none. The source then answers every batch, which costs a pass.
-        estimator: What estimates accuracies without labels, from :func:`ctta.calibrate_gain`, for
-            ``health.estimated_gain``; None for no estimate. It costs no pass, as it uses what inspections evaluate.
         on_harm: What to do when labels, or the estimate, show that adaptation harms by more than noise: ``"reset"`` to
             the source, ``"freeze"`` (roll back and stop adapting), or None to only report.
         audit: File that gets a line of JSON per event. It is not saved with the stream, and forks do not get it.
@@ -140,7 +139,6 @@ class Guarded(AdaptiveModel):
         snapshot_every: int = 10,
         cooldown: int = 10,
         remember_answers: int = 0,
-        estimator: GainEstimator | None = None,
         on_harm: Literal["reset", "freeze"] | None = None,
         audit: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -155,8 +153,6 @@ class Guarded(AdaptiveModel):
         if on_harm is not None:
             check_choice("on_harm", on_harm, ("reset", "freeze"))
         check_integer("remember_answers", remember_answers, 0)
-        if estimator is not None and not isinstance(estimator, GainEstimator):
-            raise TypeError(f"expected estimator=ctta.calibrate_gain(...), got {type(estimator).__name__}")
         if reset_every is not None:
             check_integer("reset_every", reset_every, 1)
         if max_update is not None and not max_update > 0:
@@ -167,7 +163,7 @@ class Guarded(AdaptiveModel):
         self.input_spec, self.bad_rows, self.on_collapse, self.on_harm = input_spec, bad_rows, on_collapse, on_harm
         self.reset_every, self.adapt_every, self.max_update, self.shadow = reset_every, adapt_every, max_update, shadow
         self.thresholds, self.inspect_every, self.snapshot_every = thresholds, inspect_every, snapshot_every
-        self.cooldown, self.remember_answers, self.estimator = cooldown, remember_answers, estimator
+        self.cooldown, self.remember_answers = cooldown, remember_answers
         self.frozen, model.frozen = model.frozen, False  # the guard decides when to adapt
         self.wrapped, self.last_good = model, take_snapshot(model)
         self.validator = InputValidator(input_spec)
@@ -175,7 +171,7 @@ class Guarded(AdaptiveModel):
         self.schedule = Schedule(adapt_every, inspect_every, snapshot_every, cooldown, on_collapse)
         self.accuracy = AccuracyTracker(
             AnswerLog(remember_answers) if remember_answers else None,
-            None if estimator is None else GainMonitor(estimator),
+            GainMonitor(count_inputs(model.source)),
         )
         self.health, self.last_ids = Health(step=0), None
         self.audit = None if audit is None else os.fspath(audit)
@@ -327,9 +323,8 @@ class Guarded(AdaptiveModel):
             raise _Repeat(inspect=True)
         if adapt and inspect and not self.schedule.should_adapt(self.num_steps, diagnostics.few_classes):
             raise _Repeat(adapt=False)  # since nothing is to be learned from a batch of few classes
-        monitor = self.accuracy.gain_monitor
-        if monitor is not None and baseline.source is not None and logits.ndim == 2:
-            monitor.add_(diagnostics.predictions, baseline.source)
+        self._estimate_(diagnostics)
+        harm = self._react_to_estimate_()
         self.validator.learn_(x)
         self.last_step = self.wrapped.last_step if adapt else None
         selected = self._select_logits(logits, diagnostics)
@@ -353,11 +348,9 @@ class Guarded(AdaptiveModel):
             self.detector.remember_confidence_(diagnostics.predictions)
         if diagnostics.verdict is not None:
             self.detector.remember_(diagnostics.verdict)
-        if (reaction := self.schedule.react_(diagnostics)) is not None:
-            self._apply_remedy(reaction.remedy, reaction.cause, reaction.kind)
-        estimate = self.accuracy.estimate()
-        if estimate is not None and estimate.is_harmful and self.on_harm is not None:
-            self._apply_remedy(self.on_harm, str(estimate), EventKind.HARM)
+        for reaction in (harm, self.schedule.react_(diagnostics)):
+            if reaction is not None:
+                self._apply_remedy(reaction.remedy, reaction.cause, reaction.kind)
         return selected
 
     def _predict_wrapped(self, x: Tensor) -> Tensor:
@@ -365,9 +358,31 @@ class Guarded(AdaptiveModel):
         is_between = self.num_steps % self.adapt_every != 0
         return self.wrapped.predict_once(x) if is_between else self.wrapped.predict(x)
 
+    def _estimate_(self, found: Diagnostics) -> None:
+        """Take an inspected batch into the estimate of gain."""
+        monitor, source, inputs = self.accuracy.gain_monitor, found.baseline.source, found.baseline.inputs
+        if monitor is None or source is None or inputs is None or found.predictions.classes.ndim > 1:
+            return
+        if found.predictions.is_finite and source.is_finite:
+            answers, number = found.predictions.compare_answers(source), len(found.predictions.classes)
+            monitor.add_(answers.values, inputs.values, number, self.num_steps, found.predictions.num_bins)
+
+    def _react_to_estimate_(self) -> Reaction | None:
+        """Let the source answer while the method harms, as far as it shows without labels."""
+        monitor, found = self.accuracy.gain_monitor, self.accuracy.estimate()
+        if monitor is None:
+            return None
+        return self.schedule.react_to_estimate_(found, is_harmful=monitor.is_harmful, on_harm=self.on_harm)
+
     def _evaluate_baseline(self, x: Tensor, readout: Readout, *, inspect: bool = False) -> Baseline:
         inspect = inspect or self.schedule.should_inspect(self.num_steps)
-        if inspect or self.shadow or self.schedule.is_sorted or self.accuracy.answers is not None:
+        if (
+            inspect
+            or self.shadow
+            or self.schedule.is_sorted
+            or self.schedule.is_standby
+            or self.accuracy.answers is not None
+        ):
             return evaluate_baseline(self.wrapped, x, readout, inspect=inspect)
         return Baseline()
 
@@ -378,7 +393,7 @@ class Guarded(AdaptiveModel):
             selected = diagnostics.baseline.source_logits
         elif self.on_collapse is None:
             return logits
-        elif self.schedule.judge_sorted(diagnostics) or diagnostics.few_classes >= 1:
+        elif self.schedule.is_standby or self.schedule.judge_sorted(diagnostics) or diagnostics.few_classes >= 1:
             selected = diagnostics.baseline.source_logits
         elif diagnostics.verdict is not None and diagnostics.verdict.collapse >= 1:
             selected = diagnostics.baseline.anchor_logits
@@ -414,17 +429,20 @@ class Guarded(AdaptiveModel):
     def _measure_health(
         self, found: Diagnostics, measured: dict[str, Reading], *, adapted: bool, by_source: bool
     ) -> Health:
-        return Health(
+        signals: dict[str, Any] = found.signals() | {name: float(value) for name, value in measured.items()}
+        if (estimate := self.accuracy.estimate()) is not None:
+            signals |= estimate.as_signals()
+        health = Health(
             step=self.num_steps,
-            **found.signals(),
-            **{name: float(value) for name, value in measured.items()},
+            **signals,
             batch_stats=batch_fraction(self.source, len(found.predictions.classes)),
             skipped=self.last_step.skipped if self.last_step else None,
             adapted=adapted,
             answered_by_source=by_source,
             collapse_score=self.health.collapse_score if found.score is None else found.score,
-            **(estimate.as_signals() if (estimate := self.accuracy.estimate()) else {}),
         )
+        is_same = health.is_healthy == self.health.is_healthy
+        return replace(health, state_since=self.health.state_since if is_same else self.num_steps)
 
     def _count_differences(self, diagnostics: Diagnostics) -> None:
         """Count the predictions that differ from the source's, and report them regularly."""
@@ -451,7 +469,7 @@ class Guarded(AdaptiveModel):
 
     @property
     def collapse_score(self) -> float:
-        """Score of the last inspected batch; an alarm is raised at 1."""
+        """Score of the last inspected batch, from 0 to 10: healthy below 0.5, an alarm from 1 on."""
         return self.health.collapse_score
 
     @property
@@ -488,9 +506,9 @@ class Guarded(AdaptiveModel):
     def feedback(self, ids: Sequence[int] | Tensor, labels: Sequence[int] | Tensor) -> FeedbackSummary:
         """Take labels for some of the last answers, and tell by them whether adaptation helps.
 
-        Nothing is trained on the labels. If they show harm by more than noise, ``on_harm`` is applied. With an
-        ``estimator``, estimates without labels are corrected by what the labels show, as long as the answers are
-        remembered and the stream looks as it did then.
+        Nothing is trained on the labels. If they show harm by more than noise, ``on_harm`` is applied. Estimates
+        without labels are corrected by what the labels show, as long as the answers are remembered and the stream
+        looks as it did then.
 
         Args:
             ids: Ids of the answers: :attr:`last_ids` after each call has one for each input. Those that are not

@@ -5,6 +5,7 @@ import math
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from html import escape
 from typing import Any, Protocol, Self, runtime_checkable
 
 from ctta.guard.answers import AccuracyTracker
@@ -40,13 +41,13 @@ class Health:
         skipped: Whether the update was skipped because it was not finite; None if there was none.
         adapted: Whether the method adapted to this batch.
         answered_by_source: Whether the source's weights gave the predictions.
-        collapse_score: Score of the last inspected batch; an alarm is raised at 1.
-        estimated_accuracy: Accuracy of the method over the last inspected batches, estimated without labels; None
-            without an estimator, and until a hundred images were inspected.
-        estimated_source_accuracy: The same for the source.
-        estimated_gain: Their difference.
+        collapse_score: Score of the last inspected batch, from 0 to 10: healthy below 0.5, an alarm from 1 on.
+        estimated_gain: Accuracy above the source's, estimated without labels; None until enough images were inspected.
         estimated_gain_low: Lower end of its 90 % interval.
-        estimated_gain_high: Upper end.
+        estimated_gain_high: Upper end; where zero is between the two, it cannot be told whether adaptation helps.
+        estimated_images: Inspected images that the estimate was made from.
+        estimated_since: Step of the first of them; the estimate stands for all images from there on.
+        state_since: Step at which the stream became healthy, or ceased to be.
     """
 
     step: int
@@ -70,11 +71,12 @@ class Health:
     adapted: bool = False
     answered_by_source: bool = False
     collapse_score: float = 0.0
-    estimated_accuracy: float | None = None
-    estimated_source_accuracy: float | None = None
     estimated_gain: float | None = None
     estimated_gain_low: float | None = None
     estimated_gain_high: float | None = None
+    estimated_images: int | None = None
+    estimated_since: int | None = None
+    state_since: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return the signals for JSON, which has neither NaN nor infinity: both become None."""
@@ -83,11 +85,54 @@ class Health:
             for name, value in asdict(self).items()
         }
 
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the method answers, and raises no alarm."""
+        return self.collapse_score < 1 and not self.answered_by_source
+
+    def __str__(self) -> str:
+        """Return five lines for people: state, gain, what changed, what was done, and the score on its scale."""
+        state = "healthy" if self.is_healthy else "not healthy"
+        reason = ": the network as trained answers" if self.answered_by_source else ""
+        return "\n".join(
+            [
+                f"{state} since step {self.state_since}{reason}",
+                self._describe_gain(),
+                self._describe_answers(),
+                self._describe_update(),
+                f"collapse score {self.collapse_score:.2f}, from 0 to 10: healthy below 0.5, an alarm from 1 on",
+            ]
+        )
+
+    def _describe_gain(self) -> str:
+        gain, low, high = self.estimated_gain, self.estimated_gain_low, self.estimated_gain_high
+        if gain is None or low is None or high is None:
+            return "gain over the network as trained: not known before 64 images were inspected"
+        told = f"{100 * gain:+.1f} points" if low > 0 or high < 0 else "cannot be told"
+        seen = f"from {self.estimated_images} images since step {self.estimated_since}"
+        return f"gain over the network as trained: {told} ({100 * low:+.0f} to {100 * high:+.0f}), estimated {seen}"
+
+    def _describe_answers(self) -> str:
+        confidence = "unknown" if self.confidence is None else f"{self.confidence:.2f}"
+        if self.source_confidence is None or self.source_disagreement is None:
+            return f"confidence {confidence}"
+        differing = f"{100 * self.source_disagreement:.0f} % of the answers to this batch differ"
+        return f"confidence {confidence}, as trained {self.source_confidence:.2f}; {differing}"
+
+    def _describe_update(self) -> str:
+        if self.skipped:
+            return "the update was skipped, as it was not finite"
+        if self.distance_to_source is None:
+            return "adapted to this batch" if self.adapted else "not adapted to this batch"
+        verb = "adapted" if self.adapted else "not adapted"
+        return f"{verb} to this batch; trained weights are {100 * self.distance_to_source:.2g} % from those as trained"
+
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the signals that were computed, and whether they raise an alarm."""
-        state = "alarm" if self.collapse_score >= 1 else "healthy"
+        """Return what a notebook shows: the lines for people, and the signals that were computed."""
         facts = {name.replace("_", " "): value for name, value in asdict(self).items() if value is not None}
-        return render_facts(f"Health: {state}", facts)
+        state = "healthy" if self.is_healthy else "alarm" if self.collapse_score >= 1 else "answered by the source"
+        lines = "".join(f"<p>{escape(line)}</p>" for line in str(self).splitlines())
+        return lines + render_facts(f"Health: {state}", facts)
 
 
 class EventKind(StrEnum):
@@ -107,7 +152,7 @@ class EventKind(StrEnum):
     BAD_ROWS = "bad_rows"  # inputs of a batch that were answered by the source
     SKIPPED = "skipped"  # an update with a loss or gradient that is not finite
     SHADOW = "shadow"  # how many predictions would have differed
-    HARM = "harm"  # labels show more errors than without adaptation
+    HARM = "harm"  # labels, or the estimate without labels, show more errors than without adaptation
     LOAD = "load"  # from a file
 
 

@@ -13,6 +13,7 @@ from ctta.core.transaction import untrained_parameters
 from ctta.core.validation import check_integer
 from ctta.guard.detector import HEALTHY_SCORE
 from ctta.guard.diagnostics import Diagnostics, pair_with_source
+from ctta.guard.estimate import GainEstimate
 from ctta.guard.health import EventKind
 
 SOFT_RESET_WEIGHT = 0.9  # of the source in the average that a soft reset computes
@@ -62,6 +63,7 @@ class Schedule(CpuState):
     num_since_snapshot = _Count(5)
     sorting = _Count(6)  # one of the values above
     is_collapsed = _Count(7)  # 1 if the last inspection found a collapse
+    is_standby = _Count(8)  # 1 while the source answers because the estimate of gain shows harm
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class Schedule(CpuState):
         self.snapshot_every = check_integer("snapshot_every", snapshot_every, 1)
         self.cooldown = check_integer("cooldown", cooldown, 0)
         self.on_collapse = on_collapse
-        self.register_buffer("counts", torch.zeros(8, dtype=torch.long))
+        self.register_buffer("counts", torch.zeros(9, dtype=torch.long))
         self.num_since_alarm = RELAPSE_BATCHES
 
     @property
@@ -93,12 +95,12 @@ class Schedule(CpuState):
 
     def should_adapt(self, step: int, few_classes: float) -> bool:
         """Return whether to adapt to the batch of this step, of which the score says how few classes it has."""
-        spoils = self.on_collapse is not None and (self.is_sorted or few_classes >= 1)
+        spoils = self.on_collapse is not None and (self.is_sorted or self.is_standby or few_classes >= 1)
         return step % self.adapt_every == 0 and not self.num_cooldown and not spoils
 
     def should_inspect(self, step: int) -> bool:
         """Return whether to inspect the batch of this step; never between two updates, where nothing can collapse."""
-        is_settled = self.num_healthy >= MIN_HEALTHY_INSPECTIONS
+        is_settled = self.num_healthy >= MIN_HEALTHY_INSPECTIONS and not self.is_standby
         return step % self.adapt_every == 0 and self.num_uninspected + 1 >= (self.inspect_every if is_settled else 1)
 
     def should_snapshot(self) -> bool:
@@ -124,6 +126,27 @@ class Schedule(CpuState):
         self.num_relapses = min(self.num_relapses + 1, MAX_DOUBLINGS) if is_relapse else 0
         self.num_cooldown = self.cooldown * 2**self.num_relapses
         self.num_since_alarm = self.num_healthy = 0
+
+    def react_to_estimate_(
+        self, found: GainEstimate | None, *, is_harmful: bool, on_harm: str | None
+    ) -> Reaction | None:
+        """Let the source answer from the batch on that shows harm, until the method would gain again.
+
+        Args:
+            found: The estimate; None if there is none yet.
+            is_harmful: Whether it, or that of the newest images, shows harm.
+            on_harm: The remedy; None for that of a collapse.
+        """
+        if self.is_standby:
+            if found is None or found.gain <= 0:
+                return None
+            self.is_standby = 0
+            return Reaction(EventKind.RECOVERY, f"without the source, {found}")
+        if not is_harmful or self.on_collapse is None is on_harm:
+            return None
+        if self.on_collapse is not None:
+            self.is_standby, self.num_healthy = 1, 0
+        return Reaction(EventKind.HARM, str(found), on_harm or self.on_collapse)
 
     def react_(self, found: Diagnostics) -> Reaction | None:
         """Take an inspected batch into account, and return what is to be done about it; None for nothing."""

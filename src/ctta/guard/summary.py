@@ -9,6 +9,8 @@ from torch import Tensor
 from ctta.functional import at_least_float32, widest_float
 
 NUM_BINS = 64  # more classes share bins, so that histories have a fixed size
+NUM_NEIGHBORS = 4  # images before and after one, in its batch, that it is compared with
+NUM_COUNTS = 7  # that :func:`measure_answers` begins with
 
 
 class Readout:
@@ -114,6 +116,10 @@ class PredictionSummary:
 
         return self._read("confidences", other, compute)
 
+    def compare_answers(self, other: "PredictionSummary") -> Reading:
+        """Return what an estimate of gain needs, see :func:`measure_answers`."""
+        return self._read("answers", other, lambda: measure_answers(self.classes, other.classes))
+
     def read_classes(self) -> Reading:
         """Return the predicted classes."""
         return self._read("classes", None, lambda: self.classes)
@@ -158,3 +164,41 @@ def summarize(logits: Tensor, readout: Readout | None = None) -> PredictionSumma
 def disagreement(one: PredictionSummary, other: PredictionSummary) -> float:
     """Return the fraction of elements for which two networks predict different classes."""
     return float(one.count_differences(other)) / one.classes.numel()
+
+
+@torch.no_grad()
+def measure_answers(adapted: Tensor, source: Tensor) -> Tensor:
+    """Return what an estimate needs of the classes that two networks answer to one batch, as one vector of counts.
+
+    Args:
+        adapted: The classes (N) of the adapted network, in the order of time.
+        source: Those of the network without adaptation.
+    """
+    differs = adapted != source
+    everything = torch.ones_like(differs)
+    dtype = widest_float(adapted.device)
+
+    def count_pairs(one: Tensor, other: Tensor, chosen: Tensor) -> list[Tensor]:
+        """Count pairs of a chosen image and a neighbor, and those in which ``one`` of the neighbor is ``other``."""
+        pairs = agreeing = torch.zeros((), dtype=dtype, device=one.device)
+        for lag in range(1, min(NUM_NEIGHBORS, len(one) - 1) + 1):
+            for near, own, is_chosen in (
+                (one[:-lag], other[lag:], chosen[lag:]),
+                (one[lag:], other[:-lag], chosen[:-lag]),
+            ):
+                pairs = pairs + is_chosen.sum()
+                agreeing = agreeing + ((near == own) & is_chosen).sum()
+        return [pairs, agreeing]
+
+    def count_classes(classes: Tensor, chosen: Tensor) -> Tensor:
+        return torch.zeros(NUM_BINS, dtype=dtype, device=classes.device).index_add_(
+            0, classes % NUM_BINS, chosen.to(dtype)
+        )
+
+    all_pairs, source_repeats = count_pairs(source, source, everything)
+    _, adapted_repeats = count_pairs(adapted, adapted, everything)
+    pairs, source_agrees = count_pairs(source, source, differs)
+    _, adapted_agrees = count_pairs(source, adapted, differs)
+    counts = [differs.sum(), all_pairs, source_repeats, adapted_repeats, pairs, source_agrees, adapted_agrees]
+    classes = [count_classes(each, chosen) for chosen in (everything, differs) for each in (source, adapted)]
+    return torch.cat([torch.stack([each.to(dtype) for each in counts]), *classes])

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a service. No label takes its values from clients, so their number is bounded."""
+"""Prometheus metrics of a service. Only some streams have metrics of their own, so that their number is bounded."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from ctta.guard import EventKind
+from ctta.integrations.monitoring import HealthCollector, ListHealth
 from ctta.serve.audit import StreamEvent
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -39,6 +40,10 @@ class ServiceMetrics:
         self.updates_over_budget = counter("updates_over_budget", "Updates skipped for lack of time budget.")
         self.snapshot_failures = counter("snapshot_failures", "Snapshots that could not be written.")
         self.audit_failures = counter("audit_failures", "Events that could not be written to the audit log.")
+
+    def add_streams(self, list_health: ListHealth) -> None:
+        """Add the health of streams, as it is when the metrics are read."""
+        self.registry.register(HealthCollector(list_health))
 
     def count_event(self, kind: str) -> None:
         """Count an event of a stream by its kind."""

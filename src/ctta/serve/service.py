@@ -298,6 +298,7 @@ class Service:
             ("alarmed_streams", "Streams with a collapse score of 1 or more.", lambda: count(StreamState.ALARM)),
         ):
             Gauge(f"ctta_{name}", text, registry=self.metrics.registry).set_function(value)
+        self.metrics.add_streams(store.list_health)
 
 
 def _infer_num_channels(net: nn.Module) -> int:

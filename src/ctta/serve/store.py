@@ -150,9 +150,14 @@ class StreamStore:
     @property
     def estimated_gain(self) -> float:
         """Mean estimated gain of the streams that have one; NaN if there is none."""
-        summaries = [slot.last_summary or {} for slot in self.slots.values()]
-        found = [gain for each in summaries if (gain := each.get("health", {}).get("estimated_gain")) is not None]
+        found = [gain for _, health in self.list_health() if (gain := health.get("estimated_gain")) is not None]
         return sum(found) / len(found) if found else float("nan")
+
+    def list_health(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return the streams by name, each with its last known health, the most recently used first."""
+        summaries = [(slot.name, slot.last_summary or {}) for slot in list(self.slots.values())]
+        summaries.sort(key=lambda each: -each[1].get("used_at", 0.0))
+        return [(name, summary.get("health") or {}) for name, summary in summaries]
 
     @property
     def unsaved_seconds(self) -> float:
