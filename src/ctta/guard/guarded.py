@@ -324,7 +324,7 @@ class Guarded(AdaptiveModel):
         if adapt and inspect and not self.schedule.should_adapt(self.num_steps, diagnostics.few_classes):
             raise _Repeat(adapt=False)  # since nothing is to be learned from a batch of few classes
         self._estimate_(diagnostics)
-        harm = self._react_to_estimate_()
+        harm = self._react_to_estimate_(diagnostics)
         self.validator.learn_(x)
         self.last_step = self.wrapped.last_step if adapt else None
         selected = self._select_logits(logits, diagnostics)
@@ -367,12 +367,14 @@ class Guarded(AdaptiveModel):
             answers, number = found.predictions.compare_answers(source), len(found.predictions.classes)
             monitor.add_(answers.values, inputs.values, number, self.num_steps, found.predictions.num_bins)
 
-    def _react_to_estimate_(self) -> Reaction | None:
+    def _react_to_estimate_(self, diagnostics: Diagnostics) -> Reaction | None:
         """Let the source answer while the method harms, as far as it shows without labels."""
         monitor, found = self.accuracy.gain_monitor, self.accuracy.estimate()
-        if monitor is None:
+        if monitor is None or diagnostics.verdict is None:
             return None
-        return self.schedule.react_to_estimate_(found, is_harmful=monitor.is_harmful, on_harm=self.on_harm)
+        has_alarm = self.schedule.is_sorted or (diagnostics.score or 0.0) >= 1  # with a remedy of its own
+        is_harmful = monitor.is_harmful and not has_alarm
+        return self.schedule.react_to_estimate_(found, is_harmful=is_harmful, on_harm=self.on_harm)
 
     def _evaluate_baseline(self, x: Tensor, readout: Readout, *, inspect: bool = False) -> Baseline:
         inspect = inspect or self.schedule.should_inspect(self.num_steps)
