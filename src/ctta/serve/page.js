@@ -141,12 +141,12 @@ function formatGain(feedback) {
   return `adapting: ${feedback.gain < 0 ? "" : "+"}${points} ± ${half} points by ${feedback.num_labels} labels`;
 }
 
-// The same without labels, if the guard has an estimator.
+// The same without labels, if the guard can tell.
 function formatEstimate(health) {
-  if ((health.estimated_gain ?? null) === null) return "";
-  const points = (100 * health.estimated_gain).toFixed(1).replace("-", "−");
-  const half = (50 * (health.estimated_gain_high - health.estimated_gain_low)).toFixed(1);
-  return `adapting: ${health.estimated_gain < 0 ? "" : "+"}${points} ± ${half} points, estimated`;
+  const { estimated_gain: gain = null, estimated_gain_low: low, estimated_gain_high: high } = health;
+  if (gain === null || (low <= 0 && high >= 0)) return "";
+  const [points, from, to] = [gain, low, high].map((each) => `${each < 0 ? "" : "+"}${(100 * each).toFixed(1).replace("-", "−")}`);
+  return `adapting: ${points} points (${from} to ${to}), estimated`;
 }
 
 /** Return whether the gain is above or below zero for certain. */
