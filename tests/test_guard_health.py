@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from guarded_streams import (
@@ -156,3 +157,37 @@ def test_a_frozen_method_stays_frozen(source: nn.Module) -> None:
     assert not model.unfreeze().frozen
     model(make_batch())
     assert model.wrapped.num_steps == 1
+
+
+def test_health_for_people_is_five_lines() -> None:
+    unknown = Health(step=0)
+    assert str(unknown).splitlines()[0] == "healthy since step 0" and len(str(unknown).splitlines()) == 5
+    assert "not known before 64 images" in str(unknown)
+    known = {"estimated_gain_low": 0.04, "estimated_gain_high": 0.2, "estimated_images": 256, "estimated_since": 8}
+    health = Health(
+        step=20, estimated_gain=0.1, **known, confidence=0.8, source_confidence=0.7, source_disagreement=0.2
+    )
+    _, gain, answers, *_ = str(health).splitlines()
+    assert gain.endswith("+10.0 points (+4 to +20), estimated from 256 images since step 8")
+    assert answers == "confidence 0.80, as trained 0.70; 20 % of the answers to this batch differ"
+    doubtful = Health(step=20, estimated_gain=0.01, **known | {"estimated_gain_low": -0.1})
+    assert "cannot be told" in str(doubtful)
+    answered = Health(step=30, answered_by_source=True, collapse_score=1.25, state_since=24)
+    first, *_, last = str(answered).splitlines()
+    assert first == "not healthy since step 24: the network as trained answers" and last.startswith(
+        "collapse score 1.25"
+    )
+    assert "not healthy since step 24" in answered._repr_html_()
+
+
+def test_health_says_since_when() -> None:
+    model = Guarded(ctta.BNStats(ctta.models.embedded()))
+    sample = ctta.data.datasets.sample()
+    order = np.argsort(sample.labels[:320], kind="stable")
+    x = torch.from_numpy(np.asarray(sample.images[:320])[order]).permute(0, 3, 1, 2).float().div(255)
+    states = []
+    for images in x.split(32):
+        model(images)
+        states.append((model.health.is_healthy, model.health.state_since))
+    first = [is_healthy for is_healthy, _ in states].index(False)
+    assert states[-1] == (False, first)

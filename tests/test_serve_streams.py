@@ -147,3 +147,14 @@ def test_upload_of_weights_that_are_not_finite_is_rejected(tmp_path: Path) -> No
     with serve_in_thread(Service(make_tent(tmp_path), tmp_path / "state", image_size=SIZE)) as client:
         rejected = client.call("PUT", "/streams/a/state", data=file.read_bytes())
     assert rejected.status_code == 400 and "not finite" in rejected.json()["error"]
+
+
+def test_metrics_name_the_streams_of_guarded_models(tmp_path: Path) -> None:
+    model = ctta.Guarded(make_tent(tmp_path))
+    with serve_in_thread(Service(model, tmp_path / "state", image_size=SIZE, window_size=0)) as client:
+        for name in ("dock", "gate"):
+            client.infer(name, make_images(4))
+        lines = client.call("GET", "/metrics").text.splitlines()
+        health = client.json("GET", "/streams/gate")["health"]
+    assert f'ctta_stream_confidence{{stream="gate"}} {health["confidence"]}' in lines
+    assert 'ctta_stream_collapse_score{stream="dock"} 0.0' in lines
