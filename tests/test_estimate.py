@@ -22,6 +22,7 @@ from ctta.guard.estimate import (
     NUM_CHANNELS,
     GainEstimate,
     GainMonitor,
+    Weights,
     count_inputs,
     measure_inputs,
     record_inputs,
@@ -192,6 +193,16 @@ def test_a_guard_returns_to_a_method_that_gains_again() -> None:
     for images in read_images("gaussian_noise", 384)[0].split(32):
         model(images)
     assert not model.health.answered_by_source and model.events[-1].kind == EventKind.RECOVERY
+
+
+@pytest.mark.parametrize("rate", [-0.05, 0.05])
+def test_no_snapshot_is_kept_of_a_method_that_seems_to_lose(rate: float) -> None:
+    model = Guarded(ctta.Tent(ctta.models.embedded()), snapshot_every=4)
+    assert model.accuracy.gain_monitor is not None
+    model.accuracy.gain_monitor.weights = Weights(constant=rate)
+    for images in read_images("fog", 320)[0].split(32):
+        model(images)
+    assert not model.events and (model.last_good.num_steps > 2) == (rate > 0)
 
 
 def test_adapt_says_what_it_can_tell(tmp_path: Path) -> None:

@@ -332,7 +332,9 @@ class Guarded(AdaptiveModel):
         if diagnostics.verdict is not None and not inspect:
             measured |= self._measure_distance(readout)
         self.health = self._measure_health(diagnostics, measured, adapted=adapt, by_source=selected is not logits)
-        is_good = candidate is not None and diagnostics.verdict is not None and diagnostics.verdict.is_healthy
+        found = self.accuracy.estimate()
+        gains = found is None or found.gain >= 0  # however uncertain: a method that decays slowly never looks ill
+        is_good = candidate is not None and diagnostics.verdict is not None and diagnostics.verdict.is_healthy and gains
         if candidate is not None and is_good:
             self.last_good = candidate
         self.schedule.count_batch_(adapted=adapt, score=diagnostics.score, snapshot=is_good)
