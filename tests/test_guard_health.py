@@ -163,7 +163,12 @@ def test_health_for_people_is_five_lines() -> None:
     unknown = Health(step=0)
     assert str(unknown).splitlines()[0] == "healthy since step 0" and len(str(unknown).splitlines()) == 5
     assert "not known before 64 images" in str(unknown)
-    known = {"estimated_gain_low": 0.04, "estimated_gain_high": 0.2, "estimated_images": 256, "estimated_since": 8}
+    known: dict[str, Any] = {
+        "estimated_gain_low": 0.04,
+        "estimated_gain_high": 0.2,
+        "estimated_images": 256,
+        "estimated_since": 8,
+    }
     health = Health(
         step=20, estimated_gain=0.1, **known, confidence=0.8, source_confidence=0.7, source_disagreement=0.2
     )
