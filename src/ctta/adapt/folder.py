@@ -4,6 +4,7 @@ import csv
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -195,13 +196,14 @@ def _read_first_batch(files: FolderImages, batch_size: int) -> Tensor | None:
 def _name_shares(net: nn.Module, files: FolderImages, out: Path, options: FolderOptions) -> list[str]:
     """Return what the classes are called in the columns for their shares; none for a network with one answer per image.
 
-    An existing table says so itself; else the network is asked about the first image.
+    An existing table says so itself; else the network is asked about the first batch.
     """
     if out.exists():
-        with out.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-            header = next(csv.reader(file), [])
+        header: list[str] = []  # of what is no table, which is reported when it is read as a whole
+        with out.open(encoding="utf-8", errors="surrogateescape", newline="") as file, suppress(csv.Error):
+            header = next(csv.reader(file), header)
         return [column.removeprefix(SHARE) for column in header if column.startswith(SHARE)]
-    if (x := _read_first_batch(files, 1)) is None:
+    if (x := _read_first_batch(files, options.batch_size)) is None:
         return []
     with annotate_network_errors(x):
         logits = Source(net).predict(x.to(find_weight(net)))
