@@ -21,7 +21,7 @@ ROWS = [
     ["core.networks", "core.updates", "core.hyperparameters", "core.model", "core.transaction"],
     ["policies", "methods", "core.registry"],
     ["data.corruptions", "data.streets", "models", "data.datasets"],
-    ["checkpoint", "guard", "core.config", "distributed", "data.streams"],
+    ["detection", "checkpoint", "guard", "core.config", "distributed", "data.streams"],
     ["testing", "evaluation"],
     ["benchmark", "advise", "adapt", "integrations", "serve"],
     ["cli"],

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     # Beside the methods, those of _SUBMODULES and _MODULES, for type checkers, which do not run this file.
     from ctta import benchmark as benchmark
     from ctta import data as data
+    from ctta import detection as detection
     from ctta import distributed as distributed
     from ctta import errors as errors
     from ctta import evaluation as evaluation
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from ctta.core.model import MethodInfo as MethodInfo
     from ctta.core.registry import adapt as adapt
     from ctta.core.updates import Step as Step
+    from ctta.detection.registry import detect as detect
     from ctta.errors import CheckpointError as CheckpointError
     from ctta.errors import ConfigError as ConfigError
     from ctta.errors import DataError as DataError
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
 _SUBMODULES = (
     "benchmark",
     "data",
+    "detection",
     "distributed",
     "errors",
     "evaluation",
@@ -105,6 +108,7 @@ _MODULES = {
     "calibrate_threshold": "ctta.advise",
     "certify": "ctta.advise",
     "compare": "ctta.evaluation",
+    "detect": "ctta.detection.registry",
     "evaluate": "ctta.evaluation",
     "fingerprint": "ctta.nn.surgery",
     "from_config": "ctta.core.config",

@@ -62,6 +62,8 @@ class _Wrapper:
 _WRAPPERS: dict[str, _Wrapper] = {}
 #: Packages that register wrappers when they are imported, by the names of these; imported for the files that need them.
 _PROVIDERS = {"guarded": "ctta.guard"}
+#: How the names of methods for detectors start.
+_DETECTION = "detection."
 
 
 def register_wrapper(
@@ -222,8 +224,18 @@ def _children(model: AdaptiveModel) -> dict[str, AdaptiveModel]:
     return {name: child for name, child in model.named_children() if isinstance(child, AdaptiveModel)}
 
 
+def _methods_like(name: str) -> Mapping[str, type[AdaptiveModel]]:
+    """Return the library's methods by stored name, of the kind that a name is of."""
+    if not name.startswith(_DETECTION):
+        return METHODS
+    from ctta.detection.registry import DETECTION_METHODS  # only for files that need them
+
+    return {f"{_DETECTION}{name}": cls for name, cls in DETECTION_METHODS.items()}
+
+
 def _stored_name(cls: type[AdaptiveModel]) -> str:
-    names = {method: name for name, method in METHODS.items()}
+    is_for_detectors = cls.__module__.startswith(f"ctta.{_DETECTION}")
+    names = {method: name for name, method in _methods_like(_DETECTION if is_for_detectors else "").items()}
     names |= {wrapper.cls: name for name, wrapper in _WRAPPERS.items()}
     if cls not in names and is_from_python_file(cls):
         return _name_in_file(cls)  # without the folder, so that the file may move
@@ -238,8 +250,8 @@ def _name_in_file(cls: type) -> str:
 
 def _resolve_class(name: str, given: type[AdaptiveModel] | None) -> type[AdaptiveModel]:
     """Return the class of a stored name; code outside of this library runs only if the caller has named it."""
-    if given is None and name in METHODS:
-        return METHODS[name]
+    if given is None and name in (methods := _methods_like(name)):
+        return methods[name]
     if given is None:
         raise MissingArgumentError(
             f"was saved by {name}, which is not part of ctta: give its class or name, load(path, net, method=...) "
@@ -252,8 +264,8 @@ def _resolve_class(name: str, given: type[AdaptiveModel] | None) -> type[Adaptiv
 
 def _names_of(cls: type[AdaptiveModel]) -> set[str]:
     """Return the names that a class is stored under: its file can be imported as a module, and loaded as a file."""
-    if _stored_name(cls) in METHODS:
-        return {_stored_name(cls)}
+    if (name := _stored_name(cls)) in _methods_like(name):
+        return {name}
     in_file = _name_in_file(cls)
     stem = in_file.split(":")[1].removesuffix(".py")
     return {_stored_name(cls), in_file, f"{stem}.{cls.__qualname__}"}

@@ -30,10 +30,10 @@ from ctta.testing.case import (
 @register_check
 def check_returns_detached_logits(case: ContractCase) -> None:
     """Check that logits have the network's number of rows and classes, dense ones the input's size, and no graph."""
-    logits = case.make_model()(case.make_batch(0))
-    expected = case.make_network()(case.make_batch(0))
+    x = case.make_batch(0)
+    logits, expected = case.make_model()(x), case.make_network()(x)
     assert logits.shape[:2] == expected.shape[:2], f"logits of shape {tuple(logits.shape)}"
-    assert logits.ndim == 2 or logits.shape[2:] == (16, 16), "dense logits must have the input's size"
+    assert logits.ndim != x.ndim or logits.shape[2:] == x.shape[2:], "dense logits must have the input's size"
     assert not logits.requires_grad, "logits must be detached"
 
 

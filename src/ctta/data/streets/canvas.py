@@ -147,6 +147,8 @@ class Canvas:
         self.snow: Float32Array = np.zeros(shape, np.float32)  # how readily snow settles, 0 to 1
         self.light: NDArray[np.uint8] = np.zeros(shape, np.uint8)  # what shines at night
         self.light_sources: list[LightSource] = []
+        self.instance: NDArray[np.uint16] = np.zeros(shape, np.uint16)  # number of the object, 0 for none
+        self.object_number = 0  # of what is painted next
 
     @cached_property
     def clear(self) -> Float32Array:
@@ -211,4 +213,5 @@ class Canvas:
         np.copyto(self.depth[box], np.asarray(depth, np.float32), where=visible)
         np.copyto(self.snow[box], np.asarray(snow, np.float32), where=visible)
         np.copyto(self.label[box], np.uint8(label), where=visible)
+        np.copyto(self.instance[box], np.uint16(self.object_number), where=visible)
         np.copyto(self.light[box], np.asarray(light, np.uint8), where=visible)

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctta.core.validation import check_choice, check_integer
 from ctta.data.corruptions.arrays import Float32Array, UInt8Array
 from ctta.data.streets.canvas import (
+    CLASSES,
     GREEN_LIGHT,
     LANE,
     LIT_WINDOW,
@@ -305,6 +307,8 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "choose": ("clear", *HOLD_OUT),
     "report": tuple(CONDITIONS),
 }
+#: The classes of the objects that have boxes.
+BOX_CLASSES = ("car", "person")
 MIN_SIDE = 32  # pixels; below, nothing can be recognized
 
 
@@ -316,11 +320,39 @@ class Frame:
         image: uint8 (H, W, 3).
         label: Indices into ``CLASSES``, uint8 (H, W).
         distance: Meters along each pixel's ray, (H, W); infinite for the sky.
+        instance: The number of the car or person at each pixel, uint16 (H, W); 0 elsewhere.
     """
 
     image: UInt8Array
     label: LabelMap
     distance: Float32Array
+    instance: NDArray[np.uint16]
+
+    def find_boxes(self, min_pixels: int = 40) -> tuple[Float32Array, NDArray[np.int64]]:
+        """Return the boxes of the cars and people, each around what is visible of it.
+
+        Args:
+            min_pixels: Leave out objects of which fewer pixels are visible.
+
+        Returns:
+            Boxes (n, 4) as left, top, right, bottom in pixels, and their classes (n), indices into ``BOX_CLASSES``.
+
+        >>> boxes, classes = render_frame(0).find_boxes()
+        >>> len(boxes) == len(classes)
+        True
+        """
+        rows, columns = self.instance.nonzero()
+        numbers = self.instance[rows, columns]
+        order = np.argsort(numbers, kind="stable")
+        _, starts, counts = np.unique(numbers[order], return_index=True, return_counts=True)
+        boxes, classes = [], []
+        for start, count in zip(starts, counts, strict=True):
+            if count >= min_pixels:
+                at = order[start : start + count]
+                y, x = rows[at], columns[at]
+                boxes.append((x.min(), y.min(), x.max() + 1, y.max() + 1))
+                classes.append(BOX_CLASSES.index(CLASSES[self.label[y[0], x[0]]]))
+        return np.array(boxes, np.float32).reshape(-1, 4), np.array(classes, np.int64)
 
 
 def render_frame(
@@ -356,7 +388,8 @@ def render_frame(
     np.clip(color, 0, 1, out=color)
     color *= np.float32(255)
     image = np.rint(color, out=color).astype(np.uint8)
-    return Frame(np.ascontiguousarray(image.transpose(1, 2, 0)), scene.label, scene.distance)
+    pixels = np.ascontiguousarray(image.transpose(1, 2, 0))
+    return Frame(pixels, scene.label, scene.distance, scene.instance)
 
 
 def check_condition(condition: str, split: str) -> None:

@@ -38,9 +38,12 @@ def render_scene(seed: int, split: str, index: int, height: int, width: int) -> 
         paint_contact_shadow(canvas, person.x, person.z - 0.25, person.z + 0.25, 0.4)
     # Near objects first, as they hide much of the rest (see Canvas.region).
     for person in sorted(people, key=lambda person: person.z):
+        canvas.object_number += 1
         paint_person(canvas, person)
     for car in sorted(cars, key=lambda car: car.z):
+        canvas.object_number += 1
         paint_car(canvas, street, car)
+    canvas.object_number = 0
     for pole in sample_poles(street, make_rng("poles")):
         paint_pole(canvas, pole)
     for tree in sorted(trees, key=lambda tree: tree.z):

@@ -1,0 +1,267 @@
+"""Detectors of other libraries behind one interface: transformers, torchvision and Ultralytics."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from typing_extensions import override
+
+from ctta.detection.boxes import Boxes, box_area, letterbox, suppress
+from ctta.detection.detector import Detector, GivenDetector
+from ctta.detection.yolov5 import YOLOv5, YOLOv5Detector
+from ctta.errors import ConfigError
+from ctta.nn.surgery import unwrap
+
+_FUNCTIONS = ("predict", "loss", "features")
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def as_detector(net: nn.Module, **settings: Any) -> Detector:
+    """Return a network as a :class:`Detector`, whichever library it is from.
+
+    Args:
+        net: A :class:`Detector` (returned as it is), a :class:`ctta.detection.YOLOv5`, a network for object detection
+            of transformers, torchvision or Ultralytics (its ``YOLO`` object too), or a module with the functions
+            ``predict``, ``loss`` and ``features``.
+        **settings: Arguments of the class that it is wrapped in, such as ``size=640``.
+
+    Returns:
+        The detector, around the same network.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    if type(net).__module__.startswith("ultralytics") and isinstance(inner := getattr(net, "model", None), nn.Module):
+        net = inner if hasattr(inner, "loss") else net  # the object YOLO holds the network
+    net = unwrap(net) if isinstance(net, nn.Module) else net
+    if isinstance(net, Detector):
+        return net
+    if isinstance(net, YOLOv5):
+        return YOLOv5Detector(net, **settings)
+    if hasattr(net, "roi_heads") or hasattr(net, "compute_loss"):
+        return TorchvisionDetector(net, **settings)
+    if hasattr(net, "config") and hasattr(net.config, "id2label"):
+        return TransformersDetector(net, **settings)
+    if all(callable(getattr(net, name, None)) for name in _FUNCTIONS):
+        return GivenDetector(net, **settings)
+    if hasattr(net, "loss") and hasattr(net, "args") and isinstance(getattr(net, "model", None), nn.Module):
+        return UltralyticsDetector(net, **settings)
+    raise ConfigError(
+        f"{type(net).__name__} is not a known detector: expected one of torchvision, transformers or Ultralytics, a "
+        "ctta.detection.YOLOv5, or a torch.nn.Module with the functions predict, loss and features"
+    )
+
+
+def _to_fractions(boxes: Tensor, size: Tensor) -> Tensor:
+    """Return center, width and height as fractions of a size (width, height) from corners in pixels."""
+    low, high = boxes[:, :2], boxes[:, 2:]
+    return torch.cat([(low + high) / 2, high - low], 1) / size.repeat(2)
+
+
+class TransformersDetector(Detector):
+    """A DETR, Deformable DETR, RT-DETR, YOLOS or alike of transformers.
+
+    Images are resized without keeping their shape, so that boxes as fractions of a side need no further mapping.
+
+    Args:
+        net: The network, such as ``AutoModelForObjectDetection.from_pretrained(...)``.
+        size: Height and width that images are resized to; the default is 640x640 for RT-DETR, and for others their own
+            resolution. The sides of YOLOS must be multiples of its patches.
+        normalizes: Whether images are normalized by ImageNet's mean and standard deviation; the default is yes, but not
+            for RT-DETR.
+        min_score: Boxes with lower scores are left out.
+        max_detections: How many boxes an image may have.
+    """
+
+    def __init__(
+        self,
+        net: Any,
+        *,
+        size: tuple[int, int] | None = None,
+        normalizes: bool | None = None,
+        min_score: float = 0.01,
+        max_detections: int = 100,
+    ) -> None:
+        super().__init__(max_detections, num_classes=net.config.num_labels)
+        kind = net.config.model_type
+        is_rt = kind.startswith(("rt_detr", "d_fine"))
+        self.net, self.size = net, (640, 640) if size is None and is_rt else size
+        self.normalizes = not is_rt if normalizes is None else normalizes
+        self.has_background = not is_rt and "deformable" not in kind  # as the last class of a softmax
+        self.min_score = min_score
+
+    def _prepare(self, images: Tensor) -> Tensor:
+        if self.size is not None and images.shape[-2:] != self.size:
+            images = F.interpolate(images, self.size, mode="bilinear", align_corners=False, antialias=True)
+        if self.normalizes:
+            mean, std = (images.new_tensor(each).view(3, 1, 1) for each in (_IMAGENET_MEAN, _IMAGENET_STD))
+            images = (images - mean) / std
+        return images
+
+    @override
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> list[Boxes]:
+        out = self.net(pixel_values=self._prepare(images))
+        scores = out.logits.softmax(-1)[..., :-1] if self.has_background else out.logits.sigmoid()
+        height, width = images.shape[-2:]
+        center, extent = out.pred_boxes.split(2, -1)
+        corners = torch.cat([center - extent / 2, center + extent / 2], -1)
+        corners = corners.clamp(0, 1) * corners.new_tensor([width, height]).repeat(2)
+        found = []
+        for boxes, table in zip(corners, scores, strict=True):
+            if self.has_background:  # one class for each query
+                score, label = table.max(-1)
+                query = torch.arange(len(table), device=table.device)
+            else:
+                score, order = table.flatten().sort(descending=True, stable=True)
+                query, label = order // table.shape[1], order % table.shape[1]
+            score, order = score.sort(descending=True, stable=True)
+            order = order[score > self.min_score][: min(self.max_detections, len(table))]
+            found.append(Boxes(boxes=boxes[query[order]], labels=label[order], scores=score[: len(order)]))
+        return found
+
+    @override
+    def loss(self, images: Tensor, targets: Sequence[Boxes]) -> Tensor:
+        size = images.new_tensor(images.shape[-2:]).flip(0)
+        labels = [
+            {"class_labels": each["labels"], "boxes": _to_fractions(each["boxes"].to(images), size)} for each in targets
+        ]
+        loss: Tensor = self.net(pixel_values=self._prepare(images), labels=labels).loss
+        return loss
+
+    @override
+    def features(self, images: Tensor) -> list[Tensor]:
+        out = self.net(pixel_values=self._prepare(images))
+        last = getattr(out, "encoder_last_hidden_state", None)
+        last = out.last_hidden_state if last is None else last
+        if isinstance(last, Sequence):
+            last = last[-1]
+        return [last] if last.ndim == 4 else [last.transpose(1, 2).unsqueeze(-1)]  # tokens as a map of one column
+
+
+class TorchvisionDetector(Detector):
+    """A Faster R-CNN, RetinaNet, FCOS, SSD or alike of torchvision, which resizes and normalizes images itself.
+
+    Its losses need training mode, in which its BatchNorms would follow the batch: these stay in eval mode. Random
+    proposals are drawn from a generator of their own, so that a step is the same each time.
+
+    Args:
+        net: The network, such as ``torchvision.models.detection.fasterrcnn_resnet50_fpn_v2(weights="DEFAULT")``.
+        max_detections: How many boxes an image may have; the network has its own limit too.
+    """
+
+    def __init__(self, net: Any, *, max_detections: int = 100) -> None:
+        head = getattr(getattr(net, "roi_heads", None), "box_predictor", None)
+        head = getattr(head, "cls_score", None) or getattr(getattr(net, "head", None), "classification_head", None)
+        classes = getattr(head, "out_features", None) or getattr(head, "num_classes", None)
+        super().__init__(max_detections, num_classes=classes)
+        self.net = net
+
+    @override
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> list[Boxes]:
+        out = self.net(list(images))
+        return [Boxes(boxes=each["boxes"], labels=each["labels"], scores=each["scores"]) for each in out]
+
+    @override
+    def loss(self, images: Tensor, targets: Sequence[Boxes]) -> Tensor:
+        kept = []
+        for each in targets:
+            is_box = ((each["boxes"][:, 2:] - each["boxes"][:, :2]) > 0).all(1)  # it raises for others
+            kept.append({"boxes": each["boxes"][is_box].to(images), "labels": each["labels"][is_box]})
+        modes = {module: module.training for module in self.net.modules()}
+        try:
+            for module in modes:
+                if not isinstance(module, _BatchNorm | nn.Dropout):
+                    module.training = True
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                losses: dict[str, Tensor] = self.net(list(images), kept)
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+        return torch.stack([loss.sum() for loss in losses.values()]).sum()
+
+    @override
+    def features(self, images: Tensor) -> list[Tensor]:
+        prepared, _ = self.net.transform(list(images), None)
+        maps = self.net.backbone(prepared.tensors)
+        return list(maps.values()) if isinstance(maps, dict) else [maps]
+
+
+class UltralyticsDetector(Detector):
+    """A YOLOv8, YOLO11 or alike of Ultralytics.
+
+    Args:
+        net: The ``DetectionModel``, which ``YOLO("yolo11n.pt").model`` is before its first ``predict``: that fuses the
+            BatchNorms into the convolutions.
+        size: The longer side that images are scaled to; None to keep their resolution.
+        min_score: Boxes with lower scores are left out.
+        max_overlap: The largest intersection over union of two boxes of a class.
+        max_detections: How many boxes an image may have.
+    """
+
+    STRIDE = 32
+
+    def __init__(
+        self,
+        net: Any,
+        *,
+        size: int | None = 640,
+        min_score: float = 0.01,
+        max_overlap: float = 0.7,
+        max_detections: int = 100,
+    ) -> None:
+        super().__init__(max_detections, num_classes=getattr(net, "nc", None) or net.model[-1].nc)
+        self.net, self.size, self.min_score, self.max_overlap = net, size, min_score, max_overlap
+
+    @override
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> list[Boxes]:
+        canvas, fit = letterbox(images, self.size, self.STRIDE)
+        out = self.net(canvas)
+        table = out[0] if isinstance(out, tuple | list) else out  # (N, 4 + classes, boxes), center and extent in pixels
+        found = []
+        for each in table.transpose(1, 2):
+            center, extent, scores = each.split([2, 2, each.shape[1] - 4], 1)
+            at, label = (scores > self.min_score).nonzero(as_tuple=True)
+            boxes = torch.cat([center - extent / 2, center + extent / 2], 1)[at]
+            every = Boxes(boxes=boxes, labels=label, scores=scores[at, label])
+            kept = suppress(every, self.max_overlap, self.max_detections)
+            found.append(Boxes(boxes=fit.to_image(kept["boxes"]), labels=kept["labels"], scores=kept["scores"]))
+        return found
+
+    @override
+    def loss(self, images: Tensor, targets: Sequence[Boxes]) -> Tensor:
+        canvas, fit = letterbox(images, self.size, self.STRIDE)
+        size = canvas.new_tensor(canvas.shape[-2:]).flip(0)
+        boxes = [fit.to_canvas(each["boxes"].to(canvas)) for each in targets]
+        is_box = [box_area(each) > 0 for each in boxes]
+        numbers = [
+            torch.full_like(each[mask][:, 0], number)
+            for number, (each, mask) in enumerate(zip(boxes, is_box, strict=True))
+        ]
+        labels = [each["labels"][mask] for each, mask in zip(targets, is_box, strict=True)]
+        batch = {
+            "img": canvas,
+            "batch_idx": torch.cat(numbers),
+            "cls": torch.cat(labels).to(canvas).unsqueeze(1),
+            "bboxes": torch.cat([_to_fractions(each[mask], size) for each, mask in zip(boxes, is_box, strict=True)]),
+        }
+        total: Tensor = self.net.loss(batch)[0]
+        return total.sum() / len(images)
+
+    @override
+    def features(self, images: Tensor) -> list[Tensor]:
+        canvas, _ = letterbox(images, self.size, self.STRIDE)
+        head = self.net.model[-1]
+        found: list[Tensor] = []
+        handle = head.register_forward_pre_hook(lambda _, inputs: found.extend(inputs[0]))
+        try:
+            self.net(canvas)
+        finally:
+            handle.remove()
+        return found

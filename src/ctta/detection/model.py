@@ -1,0 +1,111 @@
+"""What the methods for detectors share, and their names."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ctta.core.model import AdaptiveModel
+from ctta.detection.boxes import Boxes, unpack
+from ctta.detection.detector import Detector
+from ctta.detection.libraries import as_detector
+from ctta.errors import ConfigError, InputError
+from ctta.source_stats import SourceStats
+
+
+class DetectionModel(AdaptiveModel):
+    """A method for detectors: an :class:`~ctta.AdaptiveModel` that answers boxes.
+
+    Within a step the boxes of a batch are one tensor, see :func:`ctta.detection.pack`, so that saving, resetting,
+    forking, policies and random draws are those of every method.
+    """
+
+    source: Detector
+
+    @override
+    def forward(self, x: Tensor) -> list[Boxes]:  # type: ignore[override]
+        """Return ``adapt(x)``, or ``predict(x)`` while frozen."""
+        return self.predict(x) if self.frozen else self.adapt(x)
+
+    @override
+    def adapt(self, x: Tensor) -> list[Boxes]:  # type: ignore[override]
+        """Find the boxes of a batch and learn from it.
+
+        Args:
+            x: Images (N, 3, H, W) in [0, 1].
+
+        Returns:
+            ``boxes``, ``scores`` and ``labels`` of each image, by descending score.
+
+        Raises:
+            InputError: The batch cannot be processed; nothing has changed.
+        """
+        return unpack(super().adapt(x))
+
+    @override
+    def predict(self, x: Tensor) -> list[Boxes]:  # type: ignore[override]
+        """Return what ``adapt(x)`` would return, without changing anything.
+
+        Args:
+            x: Images (N, 3, H, W) in [0, 1].
+
+        Returns:
+            The boxes of each image.
+        """
+        return unpack(super().predict(x))
+
+    @override
+    def predict_once(self, x: Tensor) -> list[Boxes]:  # type: ignore[override]
+        """Return the boxes of one pass of the adapted network, without changing anything.
+
+        Args:
+            x: Images (N, 3, H, W) in [0, 1].
+
+        Returns:
+            The boxes of each image.
+        """
+        return unpack(super().predict_once(x))
+
+    @override
+    def check_input(self, x: Tensor) -> None:
+        super().check_input(x)
+        if x.ndim != 4 or (len(x) and x.shape[1] != 3):
+            raise InputError(f"expected RGB images (N, 3, height, width) in [0, 1], got shape {tuple(x.shape)}")
+
+    @override
+    def compile(self, **options: Any) -> Any:
+        """Raise a ConfigError: how many boxes there are depends on the image."""
+        raise ConfigError("a detector is not compiled: how many boxes it compares depends on the image")
+
+    def _take_source(self, net: nn.Module) -> tuple[nn.Module, set[str]]:
+        return super()._take_source(as_detector(net))
+
+    def copy_of_detector(self) -> Detector:
+        """Return :meth:`copy_of_source` as what it is."""
+        copied = self.copy_of_source()
+        assert isinstance(copied, Detector), "copies keep their class"
+        return copied
+
+    @override
+    def count_classes(self, num_classes: int | None = None) -> int:
+        """Return the number of classes of the detector.
+
+        Args:
+            num_classes: The hyperparameter ``num_classes``: None to ask the detector.
+
+        Raises:
+            ConfigError: It does not say.
+        """
+        found = self.source.num_classes if num_classes is None else num_classes
+        if found is None:
+            raise ConfigError(f"{type(self).__name__} needs the number of classes: give num_classes=...")
+        return super().count_classes(max(2, found))
+
+    @override
+    def use_source_stats(self, stats: SourceStats | None, *names: str) -> SourceStats:
+        if stats is None:
+            raise ConfigError(
+                f"{type(self).__name__} needs statistics of source images: give "
+                "source_stats=ctta.detection.detection_stats(detector, batches)"
+            )
+        return super().use_source_stats(stats, *names)

@@ -1,0 +1,81 @@
+"""Detectors that learn nothing, or only the statistics of their BatchNorms."""
+
+from typing import ClassVar
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from ctta.core.model import MethodInfo
+from ctta.core.updates import Step
+from ctta.detection.model import DetectionModel
+from ctta.methods import VANE, BNStats, Source
+from ctta.methods.vane.method import VaneState
+
+
+class SourceDetector(DetectionModel, Source):
+    """The detector as it was trained.
+
+    Args:
+        net: The detector, or a network that :func:`ctta.detection.as_detector` knows.
+    """
+
+    info = MethodInfo("Source")
+
+
+class BNStatsDetector(DetectionModel, BNStats):
+    """Normalize by the statistics of each batch, blended with the source's; nothing is learned.
+
+    Args:
+        net: The detector, or a network that :func:`ctta.detection.as_detector` knows. Without BatchNorm layers it
+            predicts as it was trained; so it does with frozen ones, which are no BatchNorm layers.
+        batch_stats: The fraction m of the batch in the statistics, (1-m) * running + m * batch. The default ``"auto"``
+            uses only the batch from 16 images on, and fewer images the less, the fewer they are; 1 for only the batch.
+    """
+
+    info = MethodInfo("BN Stats Adapt", paper="Schneider et al., NeurIPS 2020")
+
+
+class ShiftStatisticsDetector(DetectionModel, VANE):
+    """Normalize by a mean of the source's statistics and those of recent images, as the default for classifiers does.
+
+    The further the recent images are from what the source saw in training, the more they count. When pixels show a
+    new domain, older images count less. Images far outside of what the source has seen, such as those of a broken
+    sensor, are answered by the source and change nothing. Nothing is learned by gradients, and single images suffice.
+
+    Args:
+        net: The detector, or a network that :func:`ctta.detection.as_detector` knows. Without BatchNorm layers it
+            predicts as it was trained; so it does with frozen ones, which are no BatchNorm layers.
+        tolerance: The distance from the source's statistics at which those of the stream count as much.
+        prior: How many images the source's statistics count for.
+        horizon: How many images the statistics of the stream remember.
+        max_distance: The distance in brightness, contrast and sharpness at which images belong to a new domain; None to
+            detect no domains.
+    """
+
+    info = MethodInfo("Shift statistics", forward_passes=1, num_networks=2)
+    presets: ClassVar = {}
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        tolerance: float = 0.2,
+        prior: float = 8.0,
+        horizon: float = 64.0,
+        max_distance: float | None = 0.5,
+    ) -> None:
+        # What else VANE does needs one prediction for each image, or views that align predictions.
+        switched_off = {"views": (), "pixel_views": (), "learn": False}
+        shift = {"tolerance": tolerance, "prior": prior, "horizon": horizon, "max_distance": max_distance}
+        super().__init__(net, **shift, **switched_off)  # type: ignore[arg-type]
+
+    @override
+    def _store(self, state: VaneState) -> None:
+        # A network that computes NaN finds no boxes, so that what it answers is finite.
+        is_finite = all(bool(each.isfinite().all()) for layer in state.layers.values() for each in layer)
+        self.last_step = Step(torch.zeros(()), skipped=not is_finite)
+        if is_finite:
+            super()._store(state)
+        else:
+            self.num_skipped += 1
