@@ -58,7 +58,8 @@ def fuse_one_by_one(views: Sequence[Boxes], min_overlap: float) -> list[Box]:
 
 def binary_cross_entropy(logit: Tensor, target: Any) -> Tensor:
     p = logit.sigmoid()
-    return -(target * p.log() + (1 - target) * (1 - p).log())
+    loss: Tensor = -(target * p.log() + (1 - target) * (1 - p).log())
+    return loss
 
 
 def complete_overlap(x: Tensor, y: Tensor, w: Tensor, h: Tensor, box: Sequence[float]) -> Tensor:

@@ -4,6 +4,7 @@ import os
 import pickle
 import zipfile
 from collections import OrderedDict
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -253,9 +254,8 @@ def test_boxes_of_streets_surround_their_objects() -> None:
 # ---- other libraries ----
 
 
-def tiny_detr(kind: str) -> nn.Module:
-    import transformers
-
+def tiny_detr(kind: str) -> Any:
+    transformers: Any = import_module("transformers")
     torch.manual_seed(0)
     if kind == "yolos":
         config = transformers.YolosConfig(
@@ -339,10 +339,10 @@ def test_transformers(kind: str) -> None:
 
 
 def test_boxes_of_transformers_equal_its_own_post_processing() -> None:
-    from transformers import DetrImageProcessorPil, RTDetrImageProcessorPil
-
+    transformers: Any = import_module("transformers")
+    detr, rt_detr = transformers.DetrImageProcessorPil(), transformers.RTDetrImageProcessorPil()
     x = torch.rand(1, 3, 64, 96)
-    for kind, processor in (("detr", DetrImageProcessorPil()), ("rt_detr", RTDetrImageProcessorPil())):
+    for kind, processor in (("detr", detr), ("rt_detr", rt_detr)):
         net = tiny_detr(kind)
         detector = TransformersDetector(net, min_score=0.1, size=(64, 96))
         with torch.no_grad():
@@ -374,7 +374,7 @@ class FakeFasterRCNN(nn.Module):
     def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None) -> Any:
         assert isinstance(images, list) and images[0].ndim == 3
         maps = self.backbone(self.transform(images, targets)[0].tensors)
-        logits = self.roi_heads.box_predictor.cls_score(maps.mean((2, 3)))
+        logits = self.get_submodule("roi_heads.box_predictor.cls_score")(maps.mean((2, 3)))
         if self.training:
             assert targets is not None and not self.backbone[1].training
             for each in targets:
@@ -402,14 +402,13 @@ def test_call_form_of_torchvision() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert not any(module.training for module in detector.net.modules())
     assert [tuple(each.shape) for each in detector.features(x)] == [(2, 4, 8, 8)]
-    model = ctta.detect(FakeFasterRCNN().eval(), "cotta", flip=False)
-    model.thresholds.fill_(0.1)  # type: ignore[operator]
-    model.min_threshold = 0.1  # type: ignore[assignment]
-    before = model.source.net.backbone[1].running_mean.clone()  # type: ignore[union-attr, index, operator]
+    model = ctta.detect(FakeFasterRCNN().eval(), "cotta", flip=False, min_threshold=0.1)
+    model.get_buffer("thresholds").fill_(0.1)
+    before = model.get_buffer("source.net.backbone.1.running_mean").clone()
     found = model(x)
     assert [each["boxes"].tolist() for each in found] == [[[1.0, 2.0, 30.0, 40.0]]] * 2
     assert model.last_step is not None and model.last_step.updated
-    assert torch.equal(model.student.net.backbone[1].running_mean, before)  # type: ignore[union-attr, index, arg-type]
+    assert torch.equal(model.get_buffer("student.net.backbone.1.running_mean"), before)
 
 
 class FakeHead(nn.Module):
@@ -482,7 +481,8 @@ class OwnDetector(nn.Module):
         ]
 
     def loss(self, images: Tensor, targets: list[Boxes]) -> Tensor:
-        return self.norm(images).mean() * sum(len(each["labels"]) for each in targets)
+        loss: Tensor = self.norm(images).mean() * sum(len(each["labels"]) for each in targets)
+        return loss
 
     def features(self, images: Tensor) -> list[Tensor]:
         return [self.norm(images)]
@@ -490,7 +490,7 @@ class OwnDetector(nn.Module):
 
 def test_any_module_with_three_functions() -> None:
     model = ctta.detect(OwnDetector().eval(), "cotta", flip=False, min_threshold=0.2)
-    model.thresholds.fill_(0.2)  # type: ignore[operator]
+    model.get_buffer("thresholds").fill_(0.2)
     [found] = model(torch.rand(1, 3, 32, 32))
     assert found["boxes"].tolist() == [[1.0, 1.0, 9.0, 9.0]]
     assert model.last_step is not None and model.last_step.updated

@@ -22,6 +22,8 @@ from ctta.detection import (
     detection_stats,
 )
 from ctta.errors import ConfigError, InputError
+from ctta.guard import EventKind
+from ctta.guard.boxes import GuardedDetector
 from ctta.source_stats import SourceStats
 from ctta.testing import CHECKS, ContractCase
 from ctta.testing.case import SHORT_STREAM, count_learned_batches
@@ -88,11 +90,16 @@ SETTINGS: dict[type[AdaptiveModel], dict[str, Any]] = {
 }
 
 
-#: These change a classifier, or compare numbers at their places: boxes of nearly equal scores change places.
+#: These put a classifier into another network, or compare numbers at their places: boxes of nearly equal scores change
+#: places.
 FOR_CLASSIFIERS = (
     "check_accepts_any_memory_format",
+    "check_dropout_is_off",
     "check_extreme_predictions_stay_finite",
     "check_finds_logits_in_common_outputs",
+    "check_networks_may_count_their_calls",
+    "check_networks_may_write_to_their_input",
+    "check_unused_and_tied_parameters",
 )
 
 
@@ -102,6 +109,8 @@ def test_contract(method: type[AdaptiveModel]) -> None:
     settings = SETTINGS[method] | ({"source_stats": make_stats()} if needs_stats else {})
     case = ContractCase(method, make_detector, settings, SHORT_STREAM)
     for name, check in CHECKS.items():
+        if name == "check_deploys_plain_network" and method is PackedWHW:
+            continue  # whose adaptors are part of what it deploys
         if name not in FOR_CLASSIFIERS:
             check(case)
     assert count_learned_batches(case) in ((3,) if case.make_model().optimizer else (None,))
@@ -291,6 +300,8 @@ def test_refusals() -> None:
         ctta.detect(detector, "actmad")
     with pytest.raises(InputError, match="RGB images"):
         ctta.detect(detector)(torch.rand(2, 1, 32, 32))
+    with pytest.raises(ConfigError, match="GuardedDetector"):
+        ctta.Guarded(ctta.detect(detector))
     with pytest.raises(ConfigError, match="not compiled"):
         ctta.detect(detector).compile()
     stats = detection_stats(detector, [torch.rand(2, 3, 64, 64)])
@@ -300,3 +311,84 @@ def test_refusals() -> None:
         ctta.detect(detector, "actmad", source_stats=stats)(torch.rand(2, 3, 96, 96))
     with pytest.raises(InputError, match="no batches"):
         detection_stats(detector, [])
+
+
+# ---- guard ----
+
+
+def guard_whw(**settings: Any) -> tuple[GuardedDetector, WHW]:
+    net = make_yolo(num_classes=3)
+    stats = detection_stats(net, [torch.rand(4, 3, 64, 64) for _ in range(2)])
+    method = ctta.detect(net, "whw", source_stats=stats, lr=1e-6)
+    assert isinstance(method, WHW)
+    return GuardedDetector(method, inspect_every=1, **settings), method
+
+
+def shift_objectness_(model: GuardedDetector, shift: float) -> None:
+    student = model.wrapped.student
+    assert isinstance(student, YOLOv5Detector)
+    for layer in student.net.head.m:
+        assert isinstance(layer, nn.Conv2d) and layer.bias is not None
+        layer.bias.data.view(3, -1)[:, 4] += shift
+
+
+def test_guard_lets_a_healthy_stream_pass() -> None:
+    torch.manual_seed(0)
+    model, method = guard_whw()
+    alone = method.fork()
+    for seed in range(4):
+        x = make_images(seed, 2).float()
+        for one, other in zip(model(x), alone(x), strict=True):
+            assert torch.equal(one["boxes"], other["boxes"])
+    assert model.collapse_score < 1 and not model.events
+    assert len(model.predict(x)) == len(model.predict_once(x)) == 2
+
+
+@pytest.mark.parametrize("shift", [-30.0, 30.0], ids=["no boxes", "boxes everywhere"])
+def test_guard_undoes_a_collapse(shift: float) -> None:
+    torch.manual_seed(0)
+    model, _ = guard_whw()
+    if shift > 0:  # a source that finds little
+        quiet = make_yolo(num_classes=3)
+        for layer in quiet.head.m:
+            assert isinstance(layer, nn.Conv2d) and layer.bias is not None
+            layer.bias.data.view(3, -1)[:, 4] -= 12
+        stats = detection_stats(quiet, [torch.rand(4, 3, 64, 64) for _ in range(2)])
+        model = GuardedDetector(ctta.detect(quiet, "whw", source_stats=stats, lr=1e-6), inspect_every=1)
+    healthy = [model(make_images(seed, 4).float()) for seed in range(3)]
+    shift_objectness_(model, shift)
+    x = make_images(3, 4).float()
+    found = model(x)
+    assert model.events and model.events[-1].kind == EventKind.ROLLBACK and model.health.answered_by_source
+    expected = ctta.detect(model.source, "source")(x)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one["boxes"], other["boxes"])
+    assert len(healthy) == 3
+    assert len(model(x)[0]["boxes"]) == len(expected[0]["boxes"]), "the snapshot predicts again"
+
+
+def test_empty_scenes_are_no_alarm() -> None:
+    torch.manual_seed(0)
+    net = make_yolo(num_classes=3)
+    for layer in net.head.m:
+        assert isinstance(layer, nn.Conv2d) and layer.bias is not None
+        layer.bias.data.view(3, -1)[:, 4] -= 40
+    model = GuardedDetector(ctta.detect(net), inspect_every=1)
+    for seed in range(5):
+        assert all(len(each["boxes"]) == 0 for each in model(make_images(seed, 2).float()))
+    assert not model.events and model.collapse_score < 1
+
+
+def test_guarded_streams_load(tmp_path: Any) -> None:
+    detector = make_detector()
+    model = GuardedDetector(ctta.detect(detector))
+    x = torch.rand(2, 3, 64, 64)
+    model(x)
+    ctta.save(model, tmp_path / "stream.safetensors")
+    loaded = ctta.load(tmp_path / "stream.safetensors", detector)
+    assert isinstance(loaded, GuardedDetector)
+    for one, other in zip(loaded(x), model(x), strict=True):
+        assert torch.equal(one["boxes"], other["boxes"])
+    assert isinstance(model.fork(), GuardedDetector)
+    with pytest.raises(ConfigError, match=r"use ctta\.guard\.Guarded"):
+        GuardedDetector(ctta.Tent(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))))

@@ -124,7 +124,7 @@ def run_street_detection(
 
         def call(x: Tensor) -> Sequence[Boxes]:
             start = time.perf_counter()
-            found = model(x)
+            found: Sequence[Boxes] = model(x)
             seconds[name] += time.perf_counter() - start
             return found
 

@@ -61,7 +61,7 @@ class _Wrapper:
 
 _WRAPPERS: dict[str, _Wrapper] = {}
 #: Packages that register wrappers when they are imported, by the names of these; imported for the files that need them.
-_PROVIDERS = {"guarded": "ctta.guard"}
+_PROVIDERS = {"guarded": "ctta.guard", "guarded_detector": "ctta.guard.boxes"}
 #: How the names of methods for detectors start.
 _DETECTION = "detection."
 

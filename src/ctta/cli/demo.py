@@ -13,9 +13,11 @@ from ctta.benchmark.recipes.images import DEMO_METHODS, METHODS
 from ctta.benchmark.report import write_report
 from ctta.benchmark.report.content import ReportContent, SectionContent, read_numbers
 from ctta.cli.bench import exit_on_failures, print_failure, print_results
-from ctta.cli.console import exit_on_interrupt, print_text, progress_bar
+from ctta.cli.console import exit_on_interrupt, print_rows, print_text, progress_bar
 from ctta.cli.options import command
 from ctta.core.options import Amp, Device, Option
+from ctta.core.validation import check_choice
+from ctta.errors import ConfigError
 
 #: Recipe, methods and options by the name of the run folder.
 SHORT: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {"demo": ("demo", DEMO_METHODS, {})}
@@ -23,6 +25,8 @@ FULL: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "full": ("embedded", (*METHODS[:-1], "cotta_fast", "cotta"), {}),
     "twenty-rounds": ("embedded", DEMO_METHODS, {"rounds": 20, "limit": 200, "batch_size": 50}),
 }
+#: The demos.
+TASKS = ("classification", "detection")
 
 
 @command
@@ -30,6 +34,9 @@ def demo(
     full: Annotated[
         bool, Option("Run 2,000 images per corruption in the paper's batches, and twenty rounds (over an hour).")
     ] = False,
+    task: Annotated[str, Option("Run the demo of classification, or of detection on drawn streets.", "TASK")] = TASKS[
+        0
+    ],
     folder: Annotated[Path, Option("Write the runs and the report to this folder.", "DIR", "--out")] = Path(
         "runs/demo"
     ),
@@ -38,8 +45,15 @@ def demo(
 ) -> None:
     """Compare a few methods on fifteen corruptions, with a small network that comes with the library.
 
-    After Ctrl-C, run the same command again to resume.
+    After Ctrl-C, run the same command again to resume. With ``--task detection`` a small detector of cars and people
+    drives by day, at night, and by day again; that takes minutes, and needs the extra ``detect``.
     """
+    check_choice("task", task, TASKS)
+    if task == "detection":
+        if full:
+            raise ConfigError("the demo of detection has one length: leave out --full")
+        demonstrate_detection(folder / "detection")
+        return
     print_text("A ResNet-20 trained on clean CIFAR-10 images sees 15 corruptions, one after the other.\n")
     results = []
     for name, (recipe, methods, options) in (FULL if full else SHORT).items():
@@ -69,6 +83,22 @@ def demo(
             print_text(f"\n{describe_demo(read_numbers(out / 'numbers.json', ReportContent).sections[0])}\n")
         print_text(f"Report: {page}")
     exit_on_failures(results)
+
+
+def demonstrate_detection(folder: Path) -> None:
+    """Let the small detector adapt to day, night and day, and write its scores, a plot and images to a folder."""
+    from ctta.benchmark.detection import DETECTION_DEMO_METHODS, run_street_detection
+    from ctta.detection import DEFAULT_DETECTION_METHOD
+
+    print_text("A small detector, trained on drawn streets by day, sees day, night and day again: mAP50 in percent.\n")
+    with exit_on_interrupt(), progress_bar("detection") as update:
+        result = run_street_detection(on_progress=update)
+    header, *rows = result.tabulate()
+    print_rows(header, rows, keep=header[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    result.draw(folder / "images.png", (DETECTION_DEMO_METHODS[0], DEFAULT_DETECTION_METHOD))
+    result.plot(folder / "scores.svg")
+    print_text(f"Source beside {DEFAULT_DETECTION_METHOD}: {folder / 'images.png'}. Over time: {folder / 'scores.svg'}")
 
 
 def describe_demo(section: SectionContent) -> str:

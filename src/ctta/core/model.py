@@ -148,6 +148,8 @@ class AdaptiveModel(MethodUpdates, ABC):
     coordinator: Coordinator = SINGLE_PROCESS
     #: Whether several processes can compute a stream of this class together.
     supports_data_parallel = True
+    #: Whether callers get logits; not if what a step returns is unpacked for them, such as boxes.
+    answers_logits: ClassVar[bool] = True
     #: How the networks are compiled; None unless :meth:`compile` was called.
     _compilation: Compilation | None = None
     #: What the trained network keeps for the backward pass; None unless :meth:`reduce_memory` was called.
@@ -574,6 +576,18 @@ class AdaptiveModel(MethodUpdates, ABC):
             Logits (N, C, ...), or None.
         """
         return None
+
+    def judged_logits(self, answer: Tensor, x: Tensor) -> Tensor:
+        """Return the logits by which a guard judges what a step has returned; the same unless overridden.
+
+        Args:
+            answer: What :meth:`adapt_step` or a network returned.
+            x: The batch.
+
+        Returns:
+            Logits (N, C, ...).
+        """
+        return answer
 
     def check_input(self, x: Tensor) -> None:
         """Raise for a batch that the method or its views cannot process, before anything changes.

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -12,6 +13,11 @@ from ctta.detection.libraries import as_detector
 from ctta.errors import ConfigError, InputError
 from ctta.source_stats import SourceStats
 
+#: A guard looks at a grid of so many cells along each side of an image.
+GUARD_CELLS = 24
+#: The smallest probability of a class in a cell.
+MIN_CELL_PROBABILITY = 1e-3
+
 
 class DetectionModel(AdaptiveModel):
     """A method for detectors: an :class:`~ctta.AdaptiveModel` that answers boxes.
@@ -20,6 +26,8 @@ class DetectionModel(AdaptiveModel):
     forking, policies and random draws are those of every method.
     """
 
+    answers_logits = False
+    supports_data_parallel = False  # how many boxes there are differs between ranks
     source: Detector
 
     @override
@@ -76,6 +84,33 @@ class DetectionModel(AdaptiveModel):
     def compile(self, **options: Any) -> Any:
         """Raise a ConfigError: how many boxes there are depends on the image."""
         raise ConfigError("a detector is not compiled: how many boxes it compares depends on the image")
+
+    @override
+    def judged_logits(self, answer: Tensor, x: Tensor) -> Tensor:
+        """Return which class covers each cell of a grid over the image, and how surely; the first class is nothing.
+
+        Args:
+            answer: The boxes as one tensor.
+            x: The images.
+
+        Returns:
+            Logits (N, 1 + classes, cells, cells).
+        """
+        cells = (torch.arange(GUARD_CELLS).to(answer) + 0.5) / GUARD_CELLS
+        left, top, right, bottom, score, label = answer.unbind(-1)
+        columns, rows = cells * x.shape[3], cells * x.shape[2]
+        across = (left[..., None] <= columns) & (columns < right[..., None])
+        down = (top[..., None] <= rows) & (rows < bottom[..., None])
+        covered = down[..., None] & across[..., None, :]  # (N, boxes, cells, cells)
+        num_classes = self.source.num_classes or 1
+        surest = [
+            (covered * (score * (label % num_classes == number) * (label >= 0))[..., None, None]).amax(1)
+            for number in range(num_classes)
+        ]
+        found = torch.stack(surest, 1).clamp(0, 1 - MIN_CELL_PROBABILITY)
+        nothing = 1 - found.amax(1, keepdim=True)
+        probabilities = torch.cat([nothing, found], 1).clamp_min(MIN_CELL_PROBABILITY)
+        return (probabilities / probabilities.sum(1, keepdim=True)).log()
 
     def _take_source(self, net: nn.Module) -> tuple[nn.Module, set[str]]:
         return super()._take_source(as_detector(net))

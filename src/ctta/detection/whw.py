@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonWithoutBatchStats
@@ -44,10 +45,11 @@ class Adaptor(nn.Module):
 
     def __init__(self, conv: nn.Conv2d, reduction: int) -> None:
         super().__init__()
-        self.down = nn.Conv2d(conv.in_channels, max(1, conv.in_channels // reduction), 1)
-        self.up = nn.Conv2d(self.down.out_channels, conv.out_channels, 1)
+        place = {"device": conv.weight.device, "dtype": conv.weight.dtype}
+        width = max(1, conv.in_channels // reduction)
+        self.down = skip_init(nn.Conv2d, conv.in_channels, width, 1, **place)  # without torch's global generator
+        self.up = skip_init(nn.Conv2d, width, conv.out_channels, 1, **place)
         self._input: Tensor | None = None
-        self.to(conv.weight)
 
     def initialize_(self, generator: torch.Generator) -> None:
         """Draw the first weights, with which the adaptor adds nothing."""

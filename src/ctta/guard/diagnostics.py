@@ -64,13 +64,15 @@ def evaluate_baseline(model: AdaptiveModel, x: Tensor, readout: Readout, *, insp
     """
     with record_inputs() as record:
         source_logits = source_as_trained(model.source)(x)
-    source = summarize(source_logits, readout)
+    source = summarize(model.judged_logits(source_logits, x), readout)
     if not inspect:
         return Baseline(source_logits, source=source)
     inputs = readout.add(measure_inputs(record))
     uses_batch = uses_batch_statistics(model.source)
     own = model.source(x) if uses_batch else model.anchor_logits(x)
-    anchor_logits, anchor = (source_logits, source) if own is None else (own, summarize(own, readout))
+    anchor_logits, anchor = (
+        (source_logits, source) if own is None else (own, summarize(model.judged_logits(own, x), readout))
+    )
     tests_sorting = uses_batch and source_logits.ndim == 2
     if tests_sorting and len(x) >= MIN_BATCH_SIZE:
         source.compare_confidences(anchor)

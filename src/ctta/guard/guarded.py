@@ -159,6 +159,9 @@ class Guarded(AdaptiveModel):
             raise ConfigError(f"max_update must be above 0, or None for no limit, got {max_update!r}")
         if not isinstance(model, AdaptiveModel) or model.wrapped is not None:
             raise TypeError(f"expected a method to guard, such as ctta.CoTTA(net), got {type(model).__name__}")
+        if model.answers_logits is not self.answers_logits:
+            right = "Guarded" if model.answers_logits else "boxes.GuardedDetector"
+            raise ConfigError(f"{type(self).__name__} does not guard {type(model).__name__}: use ctta.guard.{right}")
         super().__init__(model, batch_stats=model.batch_stats, seed=model.seed, output=model.output, amp=model.amp)
         self.input_spec, self.bad_rows, self.on_collapse, self.on_harm = input_spec, bad_rows, on_collapse, on_harm
         self.reset_every, self.adapt_every, self.max_update, self.shadow = reset_every, adapt_every, max_update, shadow
@@ -257,7 +260,7 @@ class Guarded(AdaptiveModel):
 
     @override
     def _forward_once(self, x: Tensor) -> Tensor:
-        return self._replace_bad_rows(x, self.wrapped.predict_once)
+        return self._replace_bad_rows(x, partial(AdaptiveModel.predict_once, self.wrapped))
 
     def _replace_bad_rows(self, x: Tensor, predict: Callable[[Tensor], Tensor]) -> Tensor:
         try:
@@ -290,7 +293,7 @@ class Guarded(AdaptiveModel):
         baseline = self._evaluate_baseline(x, readout)
         with reuse_source_pass(self.source, x, baseline):
             logits = self._predict_wrapped(x)
-        predictions = summarize(logits, readout)
+        predictions = summarize(self.wrapped.judged_logits(logits, x), readout)
         diagnostics = diagnose(self.wrapped, x, predictions, baseline, self.detector)
         if suspect_few_classes(self.source, x, diagnostics, self.detector):
             baseline = self._evaluate_baseline(x, readout, inspect=True)
@@ -308,8 +311,9 @@ class Guarded(AdaptiveModel):
             record_step(self.wrapped, x, self.max_update, inspect=inspect) as step,
             reuse_source_pass(self.source, x, baseline),
         ):
-            logits = self.wrapped.adapt(x) if adapt else self._predict_wrapped(x)
-        predictions = summarize(logits, readout)
+            # Of the base, which returns what a step does and not what callers get.
+            logits = AdaptiveModel.adapt(self.wrapped, x) if adapt else self._predict_wrapped(x)
+        predictions = summarize(self.wrapped.judged_logits(logits, x), readout)
         measured = self._measure_step(predictions, step)
         if inspect:
             measured |= self._measure_distance(readout)
@@ -358,7 +362,7 @@ class Guarded(AdaptiveModel):
     def _predict_wrapped(self, x: Tensor) -> Tensor:
         """Predict without an update; between two updates of ``adapt_every`` by one pass, which is what it is for."""
         is_between = self.num_steps % self.adapt_every != 0
-        return self.wrapped.predict_once(x) if is_between else self.wrapped.predict(x)
+        return (AdaptiveModel.predict_once if is_between else AdaptiveModel.predict)(self.wrapped, x)
 
     def _estimate_(self, found: Diagnostics) -> None:
         """Take an inspected batch into the estimate of gain."""

@@ -1,0 +1,102 @@
+"""Scores of boxes, streams of drawn streets, and the demo that compares methods on them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from ctta.benchmark.detection import run_street_detection
+from ctta.cli import main
+from ctta.detection import Boxes, draw_street_batches, street_detector
+from ctta.detection.drawing import draw_boxes
+from ctta.errors import InputError
+from ctta.evaluation.boxes import DetectionRun, run_detection, score_boxes
+
+
+def boxes(*rows: tuple[float, ...], labels: list[int], scores: list[float] | None = None) -> Boxes:
+    found = Boxes(boxes=torch.tensor(rows).view(-1, 4), labels=torch.tensor(labels, dtype=torch.long))
+    if scores is not None:
+        found["scores"] = torch.tensor(scores)
+    return found
+
+
+A, B, C = (0.0, 0.0, 20.0, 20.0), (50.0, 0.0, 70.0, 20.0), (0.0, 50.0, 20.0, 70.0)
+
+
+def test_scores_of_known_answers() -> None:
+    truth = [boxes(A, B, labels=[0, 0])]
+    perfect = score_boxes([boxes(A, B, labels=[0, 0], scores=[0.9, 0.8])], truth)
+    assert (perfect.map50, perfect.map, perfect.by_class) == pytest.approx((100.0, 100.0, {0: 100.0}))
+    # A wrong box before the second right one: precision 1 up to recall 1/2, then 2/3, at 101 points.
+    found = [boxes(A, C, B, labels=[0, 0, 0], scores=[0.9, 0.8, 0.7])]
+    assert score_boxes(found, truth).map50 == pytest.approx(100 * (51 + 50 * 2 / 3) / 101)
+    # An overlap of 0.6 is right at 0.5, 0.55 and 0.6 of ten thresholds.
+    loose = [boxes((0.0, 0.0, 20.0, 12.1), labels=[0], scores=[0.9])]
+    scores = score_boxes(loose, [boxes(A, labels=[0])])
+    assert (scores.map50, scores.map) == pytest.approx((100.0, 30.0))
+
+
+def test_scores_are_means_over_the_classes_that_there_are() -> None:
+    truth = [boxes(A, B, labels=[0, 1]), boxes(labels=[])]
+    found = [boxes(A, labels=[0], scores=[0.9]), boxes(C, labels=[7], scores=[0.9])]
+    scores = score_boxes(found, truth)
+    assert scores.by_class == {0: pytest.approx(100.0), 1: pytest.approx(0.0)} and scores.map50 == pytest.approx(50.0)
+    assert score_boxes([boxes(labels=[], scores=[])] * 2, truth).map50 == 0.0
+    with pytest.raises(InputError, match="as many targets"):
+        score_boxes(found, truth[:1])
+    with pytest.raises(InputError, match="as many targets"):
+        score_boxes(found[1:], truth[1:])
+
+
+def test_runs_are_scored_by_domain_and_window() -> None:
+    truth, right, wrong = (boxes(A, labels=[0]), boxes(A, labels=[0], scores=[0.9]), boxes(C, labels=[0], scores=[0.9]))
+    run = DetectionRun([right, wrong, wrong, right], [truth] * 4, ["day", "day", "night", "night"])
+    assert run.score("day").map50 < 100 and run.score_windows(1) == pytest.approx([100.0, 0.0, 0.0, 100.0])
+    stream = [(torch.zeros(2, 3, 8, 8), [truth, truth], "day"), (torch.zeros(1, 3, 8, 8), [truth], "night")]
+    runs = run_detection({"right": lambda x: [right] * len(x), "wrong": lambda x: [wrong] * len(x)}, stream)
+    assert runs["right"].score().map50 == pytest.approx(100.0) and runs["wrong"].score().map50 == 0.0
+    assert runs["right"].domains == ["day", "day", "night"]
+
+
+def test_street_batches_show_each_scene_once() -> None:
+    parts = list(draw_street_batches(["clear", "night"], 5, batch_size=3, size=(64, 128)))
+    assert [(len(x), part) for x, _, part in parts] == [(3, "1 clear"), (2, "1 clear"), (3, "2 night"), (2, "2 night")]
+    images = torch.cat([x for x, _, _ in parts])
+    assert len({image.numpy().tobytes() for image in images}) == 10
+    assert all(len(targets) == len(x) for x, targets, _ in parts)
+
+
+def test_frames_of_boxes() -> None:
+    image = torch.zeros(40, 60, 3, dtype=torch.uint8).numpy()
+    drawn = draw_boxes(image, boxes((10, 10, 30, 25), (0, 0, 90, 90), labels=[0, 1], scores=[0.9, 0.2]), scale=2)
+    assert drawn.shape == (80, 120, 3) and not image.any()
+    assert drawn[20, 20:60].any(1).all() and drawn[49, 20:60].any(1).all() and not drawn[24:46, 24:56].any()
+    assert not drawn[0].any(), "the second box has a low score"
+    assert draw_boxes(image, boxes((-5, -5, 90, 90), labels=[1]))[0, 0].any()
+
+
+def test_shipped_detector_finds_objects_by_day() -> None:
+    detector = street_detector()
+    assert sum(parameter.numel() for parameter in detector.parameters()) < 500_000
+    [run] = run_detection({"": detector.predict}, draw_street_batches(["clear"], 12, split="choose")).values()
+    assert run.score().map50 > 25
+
+
+def test_demo_shows_scores_and_images(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ctta.benchmark.detection as module
+
+    def short(**settings: Any) -> Any:
+        return run_street_detection(num_frames=4, **settings)
+
+    monkeypatch.setattr(module, "run_street_detection", short)
+    monkeypatch.setattr("sys.argv", ["ctta", "demo", "--task", "detection", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert not stopped.value.code
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("source", "shift_statistics", "2 night", "3 clear"))
+    with Image.open(tmp_path / "detection" / "images.png") as image:
+        assert image.size == (2 * 768, 3 * 384)
+    assert "<svg" in (tmp_path / "detection" / "scores.svg").read_text()
