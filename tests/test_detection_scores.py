@@ -1,17 +1,26 @@
 """Scores of boxes, streams of drawn streets, and the demo that compares methods on them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from ctta.benchmark.detection import run_street_detection
 from ctta.cli import main
-from ctta.detection import Boxes, draw_street_batches, street_detector
+from ctta.detection import (
+    CITYSCAPES_BOX_CLASSES,
+    Boxes,
+    draw_street_batches,
+    read_cityscapes,
+    read_coco,
+    street_detector,
+)
 from ctta.detection.drawing import draw_boxes
-from ctta.errors import InputError
+from ctta.errors import DataError, InputError
 from ctta.evaluation.boxes import DetectionRun, run_detection, score_boxes
 
 
@@ -28,7 +37,7 @@ A, B, C = (0.0, 0.0, 20.0, 20.0), (50.0, 0.0, 70.0, 20.0), (0.0, 50.0, 20.0, 70.
 def test_scores_of_known_answers() -> None:
     truth = [boxes(A, B, labels=[0, 0])]
     perfect = score_boxes([boxes(A, B, labels=[0, 0], scores=[0.9, 0.8])], truth)
-    assert (perfect.map50, perfect.map, perfect.by_class) == pytest.approx((100.0, 100.0, {0: 100.0}))
+    assert (perfect.map50, perfect.map, perfect.by_class[0]) == pytest.approx((100.0, 100.0, 100.0))
     # A wrong box before the second right one: precision 1 up to recall 1/2, then 2/3, at 101 points.
     found = [boxes(A, C, B, labels=[0, 0, 0], scores=[0.9, 0.8, 0.7])]
     assert score_boxes(found, truth).map50 == pytest.approx(100 * (51 + 50 * 2 / 3) / 101)
@@ -66,6 +75,59 @@ def test_street_batches_show_each_scene_once() -> None:
     images = torch.cat([x for x, _, _ in parts])
     assert len({image.numpy().tobytes() for image in images}) == 10
     assert all(len(targets) == len(x) for x, targets, _ in parts)
+
+
+def test_coco_files(tmp_path: Path) -> None:
+    Image.new("RGB", (30, 20), (255, 0, 0)).save(tmp_path / "a.png")
+    Image.new("L", (10, 10)).save(tmp_path / "b.png")
+    content: dict[str, Any] = {
+        "images": [{"id": 9, "file_name": "a.png"}, {"id": 4, "file_name": "b.png"}],
+        "categories": [{"id": 18, "name": "dog"}, {"id": 3, "name": "car"}, {"id": 1, "name": "person"}],
+        "annotations": [
+            {"image_id": 9, "category_id": 18, "bbox": [1, 2, 10, 5], "iscrowd": 0},
+            {"image_id": 9, "category_id": 1, "bbox": [0, 0, 0, 5]},
+            {"image_id": 9, "category_id": 3, "bbox": [0, 0, 5, 5], "iscrowd": 1},
+            {"image_id": 4, "category_id": 3, "bbox": [0, 0, 5, 5]},
+        ],
+    }
+    path = tmp_path / "instances.json"
+    path.write_text(json.dumps(content))
+    (image, [first], name), (gray, [second], _) = read_coco(path, tmp_path)
+    assert (tuple(image.shape), name, tuple(gray.shape)) == ((1, 3, 20, 30), "a.png", (1, 3, 10, 10))
+    assert image[0, :, 0, 0].tolist() == [1.0, 0.0, 0.0]
+    assert first["boxes"].tolist() == [[1.0, 2.0, 11.0, 7.0]] and first["labels"].tolist() == [2]
+    assert second["labels"].tolist() == [1]
+    assert [each["labels"].tolist() for _, [each], _ in read_coco(path, tmp_path, ["car", "truck"])] == [[], [0]]
+    with pytest.raises(DataError, match="none of the classes"):
+        list(read_coco(path, tmp_path, ["cat"]))
+    (tmp_path / "a.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match="cannot be read"):
+        list(read_coco(path, tmp_path))
+    for broken in ("{", "[]", "{}", json.dumps(content | {"annotations": [{"image_id": 77, "bbox": [1]}]})):
+        path.write_text(broken)
+        with pytest.raises(DataError, match="COCO's format"):
+            list(read_coco(path, tmp_path))
+
+
+def test_boxes_of_cityscapes_surround_instances(tmp_path: Path) -> None:
+    maps, images = (tmp_path / folder / "val" / "ulm" for folder in ("gtFine", "leftImg8bit"))
+    maps.mkdir(parents=True)
+    images.mkdir(parents=True)
+    pixels = np.zeros((40, 60), np.uint16)
+    pixels[5:25, 10:30] = 26001  # a car
+    pixels[8:12, 15:18] = 24000  # a person in front of it
+    pixels[30:40, 40:60] = 24003
+    pixels[0:3, :] = 26  # cars that are not told apart
+    Image.fromarray(pixels).save(maps / "ulm_1_gtFine_instanceIds.png")
+    Image.new("RGB", (60, 40)).save(images / "ulm_1_leftImg8bit.png")
+    [(image, [found], city)] = read_cityscapes(tmp_path)
+    assert tuple(image.shape) == (1, 3, 40, 60) and city == "ulm"
+    assert found["boxes"].tolist() == [[40.0, 30.0, 60.0, 40.0], [10.0, 5.0, 30.0, 25.0]]
+    assert [CITYSCAPES_BOX_CLASSES[label] for label in found["labels"]] == ["person", "car"]
+    [(_, [everything], _)] = read_cityscapes(tmp_path, min_pixels=1)
+    assert len(everything["boxes"]) == 3
+    with pytest.raises(DataError, match="instanceIds"):
+        list(read_cityscapes(tmp_path, "train"))
 
 
 def test_frames_of_boxes() -> None:

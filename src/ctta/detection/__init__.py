@@ -3,6 +3,7 @@
 from ctta.detection.actmad import ActMAD
 from ctta.detection.boxes import Boxes, Letterbox, box_iou, fuse_boxes, letterbox, pack, suppress, unpack
 from ctta.detection.cotta import BoxCoTTA
+from ctta.detection.datasets import CITYSCAPES_BOX_CLASSES, read_cityscapes, read_coco
 from ctta.detection.detector import Detector
 from ctta.detection.libraries import TorchvisionDetector, TransformersDetector, UltralyticsDetector, as_detector
 from ctta.detection.model import DetectionModel
@@ -14,6 +15,7 @@ from ctta.detection.whw import WHW
 from ctta.detection.yolov5 import YOLOv5, YOLOv5Detector, load_yolov5
 
 __all__ = [
+    "CITYSCAPES_BOX_CLASSES",
     "DEFAULT_DETECTION_METHOD",
     "DETECTION_METHODS",
     "WHW",
@@ -40,6 +42,8 @@ __all__ = [
     "letterbox",
     "load_yolov5",
     "pack",
+    "read_cityscapes",
+    "read_coco",
     "street_detector",
     "suppress",
     "unpack",
