@@ -24,6 +24,7 @@ BUDGETS = {".whl": 12, ".gz": 30}
 NEEDED = (
     "ctta/py.typed",
     "ctta/models/embedded.safetensors",
+    "ctta/detection/streets.safetensors",
     "ctta/data/datasets/sample.npz",
     "ctta/benchmark/report/page.html",
     "ctta/benchmark/report/published.csv",

@@ -145,6 +145,8 @@ def test_loss_equals_loops(seed: int) -> None:
     ours = YOLOv5Detector(net).loss(x, targets)
     inside = [Boxes(boxes=each["boxes"], labels=each["labels"]) for each in targets]
     assert torch.allclose(ours, yolov5_loss_by_loops(net, x, inside), rtol=0, atol=1e-10)
+    channels_last = YOLOv5Detector(net).loss(x.to(memory_format=torch.channels_last), targets)
+    assert torch.allclose(channels_last, ours, rtol=0, atol=1e-10)
     ours.backward()
     assert all(parameter.grad is not None for parameter in net.parameters())
 

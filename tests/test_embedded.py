@@ -47,6 +47,7 @@ def test_provenance_matches_the_files() -> None:
         "models/embedded_stats.safetensors",
         "models/embedded_stats_frozen.safetensors",
         "models/streets.safetensors",
+        "detection/streets.safetensors",
         "data/datasets/sample.npz",
         "benchmarks/networks/wide.safetensors",
         "benchmarks/networks/streets_bn.safetensors",

@@ -310,7 +310,7 @@ def yolov5_loss(raw: Sequence[Tensor], targets: Tensor, anchors: Tensor, gains: 
     """
     of_boxes, of_objects, of_classes = (raw[0].new_zeros(()) for _ in range(3))
     for level, sizes, weight in zip(raw, anchors, LEVEL_WEIGHTS, strict=True):
-        objectness = torch.zeros_like(level[..., 4])
+        objectness = level.new_zeros(level.shape[:-1])  # contiguous, whatever the map is
         image, anchor, row, column, label, box, size = match_anchors(targets, sizes, *level.shape[2:4])
         if len(image):
             found = level[image, anchor, row, column]

@@ -7,7 +7,7 @@ from ctta.detection.model import DetectionModel
 from ctta.guard.guarded import Guarded
 
 
-class GuardedDetector(DetectionModel, Guarded):  # type: ignore[misc]
+class GuardedDetector(DetectionModel, Guarded):
     """A method for detectors with the checks and remedies of :class:`ctta.Guarded`, which has the same arguments.
 
     It looks at which class covers each cell of a grid over the images, by the method and by the source. An alarm is
