@@ -183,11 +183,25 @@ class Letterbox:
     width: int
 
     def to_canvas(self, boxes: Tensor) -> Tensor:
-        """Return boxes in pixels of the canvas from those in pixels of the image."""
+        """Map boxes to the canvas.
+
+        Args:
+            boxes: Left, top, right and bottom in pixels of the image (n, 4).
+
+        Returns:
+            The same in pixels of the canvas.
+        """
         return boxes * self._scales(boxes) + self._offsets(boxes)
 
     def to_image(self, boxes: Tensor) -> Tensor:
-        """Return boxes in pixels of the image, within it, from those in pixels of the canvas."""
+        """Map boxes back to the image.
+
+        Args:
+            boxes: Left, top, right and bottom in pixels of the canvas (n, 4).
+
+        Returns:
+            The same in pixels of the image, and within it.
+        """
         boxes = (boxes - self._offsets(boxes)) / self._scales(boxes)
         return boxes.clamp_min(0).minimum(boxes.new_tensor([self.width, self.height] * 2))
 

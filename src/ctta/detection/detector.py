@@ -31,29 +31,38 @@ class Detector(nn.Module, ABC):
 
     @abstractmethod
     def predict(self, images: Tensor) -> list[Boxes]:
-        """Return the boxes of each image, by descending score.
+        """Find the boxes of each image.
 
         Give low scores too: a method, or a score such as mAP, chooses its own threshold.
 
         Args:
             images: (N, 3, H, W) in [0, 1].
+
+        Returns:
+            ``boxes``, ``scores`` and ``labels`` of each image, by descending score.
         """
 
     @abstractmethod
     def loss(self, images: Tensor, targets: Sequence[Boxes]) -> Tensor:
-        """Return the mean loss over images with the given boxes as the truth: a scalar with a graph.
+        """Compute the loss with the given boxes as the truth.
 
         Args:
             images: (N, 3, H, W) in [0, 1].
             targets: ``boxes`` and ``labels`` of each image; both may be empty.
+
+        Returns:
+            The mean over images: a scalar with a graph.
         """
 
     @abstractmethod
     def features(self, images: Tensor) -> list[Tensor]:
-        """Return the maps (N, C, H, W) that the detection head reads, from fine to coarse, with a graph.
+        """Compute what the detection head reads.
 
         Args:
             images: (N, 3, H, W) in [0, 1].
+
+        Returns:
+            Maps (N, C, H, W), from fine to coarse, with a graph.
         """
 
     def find_adaptor_sites(self) -> list[tuple[str, str]]:

@@ -177,7 +177,14 @@ class YOLOv5(nn.Module):
         )
 
     def features(self, x: Tensor) -> list[Tensor]:
-        """Return the maps that the head reads, of strides 8, 16 and 32, for images whose sides are multiples of 32."""
+        """Compute what the head reads.
+
+        Args:
+            x: Images (N, 3, H, W) in [0, 1], whose sides are multiples of 32.
+
+        Returns:
+            Maps of strides 8, 16 and 32.
+        """
         if x.ndim != 4 or x.shape[2] % STRIDES[-1] or x.shape[3] % STRIDES[-1]:
             raise InputError(f"expected images (N, 3, H, W) with sides that are multiples of 32, got {tuple(x.shape)}")
         joined = {12: 6, 16: 4, 19: 14, 22: 10}  # which earlier output each of these is joined with
