@@ -72,7 +72,7 @@ def make_yolo(num_classes: int = 3, spread: float = 8.0) -> YOLOv5:
 
 
 def make_detector() -> YOLOv5Detector:
-    return YOLOv5Detector(make_yolo(), max_detections=20)
+    return YOLOv5Detector(make_yolo(), max_detections=8)
 
 
 def make_stats() -> SourceStats:
@@ -85,7 +85,7 @@ SETTINGS: dict[type[AdaptiveModel], dict[str, Any]] = {
     PackedBNStats: {},
     PackedShift: {},
     PackedActMAD: {"per": "channel"},
-    PackedCoTTA: {"min_threshold": 0.0, "threshold_decay": 0.5, "batch_stats": 0.0},
+    PackedCoTTA: {"min_threshold": 0.0, "threshold_decay": 0.5, "batch_stats": 0.0, "flip": False},  # for speed
     PackedWHW: {"always": True},
 }
 
@@ -252,7 +252,7 @@ def test_answers_are_boxes_of_each_image() -> None:
         found = model(torch.rand(2, 3, 60, 90))
         assert len(found) == 2 and len(model.predict_once(torch.rand(1, 3, 60, 90))) == 1
         for each in found:
-            assert 0 < len(each["boxes"]) <= 20 and each["labels"].dtype == torch.int64
+            assert 0 < len(each["boxes"]) <= 8 and each["labels"].dtype == torch.int64
             assert (each["boxes"][:, 2] < 90.01).all() and (each["boxes"][:, 3] < 60.01).all()
             assert (each["scores"].diff() <= 0).all()
         assert model(torch.rand(0, 3, 60, 90)) == []
