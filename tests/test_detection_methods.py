@@ -216,7 +216,7 @@ def test_bn_stats_equals_a_network_in_training_mode() -> None:
 def test_shift_statistics_approach_those_of_a_stream() -> None:
     net = make_double()
     dark = [0.2 * make_images(seed, 4) for seed in range(8)]
-    model = ctta.detect(net, prior=0.0, tolerance=0.0)
+    model = ctta.detect(net, tolerance=0.0)
     for x in dark:
         model(x)
     student = model.student

@@ -47,7 +47,6 @@ class ShiftStatisticsDetector(DetectionModel, VANE):
         net: The detector, or a network that :func:`ctta.detection.as_detector` knows. Without BatchNorm layers it
             predicts as it was trained; so it does with frozen ones, which are no BatchNorm layers.
         tolerance: The distance from the source's statistics at which those of the stream count as much.
-        prior: How many images the source's statistics count for.
         horizon: How many images the statistics of the stream remember.
         max_distance: The distance in brightness, contrast and sharpness at which images belong to a new domain; None to
             detect no domains.
@@ -61,13 +60,12 @@ class ShiftStatisticsDetector(DetectionModel, VANE):
         net: nn.Module,
         *,
         tolerance: float = 0.2,
-        prior: float = 8.0,
         horizon: float = 64.0,
         max_distance: float | None = 0.5,
     ) -> None:
         # What else VANE does needs one prediction for each image, or views that align predictions.
         switched_off = {"views": (), "pixel_views": (), "learn": False}
-        shift = {"tolerance": tolerance, "prior": prior, "horizon": horizon, "max_distance": max_distance}
+        shift = {"tolerance": tolerance, "horizon": horizon, "max_distance": max_distance}
         super().__init__(net, **shift, **switched_off)  # type: ignore[arg-type]
 
     @override
