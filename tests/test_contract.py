@@ -153,6 +153,15 @@ class AcceptsAnyInput(ctta.Tent):
         pass
 
 
+class KeepsTensorOnTheHost(ctta.Tent):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.scale = torch.ones(())
+
+    def adapt_step(self, x: Tensor) -> Tensor:
+        return super().adapt_step(x) * self.scale
+
+
 class KeepsAutocastCache(ctta.CoTTA):
     def adapt(self, x: Tensor) -> Tensor:
         with mock.patch("torch.clear_autocast_cache"):
@@ -211,6 +220,7 @@ class LeavesDropoutOn(ctta.Tent):
         (SharesStudent, "check_forks_share_only_the_source"),
         (AcceptsAnyInput, "check_bad_input_changes_nothing"),
         (LeavesDropoutOn, "check_dropout_is_off"),
+        (KeepsTensorOnTheHost, "check_state_is_where_the_network_is"),
         (DeploysItsHook, "check_deploys_plain_network"),
         (KeepsAutocastCache, "check_autocast_sees_updated_weights"),
     ],

@@ -15,7 +15,6 @@ import ctta
 from ctta.benchmark.options import BenchmarkOptions
 from ctta.benchmark.recipes import build_task
 from ctta.core.options import Precision
-from ctta.core.state import LazyModule
 from ctta.errors import ConfigError
 from ctta.testing import NETWORKS, ContractCase, select_networks, select_settings
 from ctta.testing.networks import BlockViT
@@ -247,32 +246,6 @@ def make_network(cls: type[ctta.AdaptiveModel]) -> nn.Module:
         return BlockViT(size=8)
     layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
     return nn.Sequential(*layers)
-
-
-def list_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers, but those that stay on the CPU."""
-    on_cpu = {
-        f"{prefix}.{name}"
-        for prefix, part in model.named_modules()
-        for name in (part._buffers if isinstance(part, LazyModule) else ())
-        if part.stays_on_cpu(name)
-    }
-    found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: value for name, value in found.items() if name not in on_cpu}
-
-
-@pytest.mark.parametrize("name", sorted(ctta.METHODS))
-def test_a_constructor_and_a_fork_build_state_where_the_network_is(name: str) -> None:
-    """The meta device stands for any other than the CPU."""
-    cls = ctta.METHODS[name]
-    net = make_network(cls)
-    settings: dict[str, Any] = {}
-    if cls.info is not None and cls.info.needs_source_data:
-        settings["source_stats"] = ctta.source_stats(net, [torch.rand(16, 3, 8, 8)])
-        settings["source_stats"].is_verified = True  # a network without values has no fingerprint
-    model = cls(net.to("meta"), **settings)
-    for built in (model, model.fork()):
-        assert {key for key, value in list_tensors(built).items() if value.device.type != "meta"} == set()
 
 
 @pytest.mark.parametrize("name", ["vane", "delta", "tribe", "rotta", "adacontrast"])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ctta.checkpoint.files import load, save
-from ctta.core.state import CpuState
+from ctta.core.state import CpuState, LazyModule
 from ctta.testing.case import ContractCase, assert_equal, collect_state, integer_attributes, register_check, run_stream
 
 
@@ -166,6 +166,28 @@ def check_moves_mid_stream(case: ContractCase) -> None:
     assert all(tensor.dtype == torch.float64 for tensor in floats), ".double() left something behind"
     model.reset()
     assert model(case.make_batch(0).double()).dtype == torch.float64, "reset lost the dtype"
+
+
+@register_check
+def check_state_is_where_the_network_is(case: ContractCase) -> None:
+    """Check that a constructor and a fork create state where the network is; meta stands for any accelerator."""
+    net = case.make_network()
+    given = case.make_source_stats(net) | case.hyperparameters
+    if "source_stats" in given:
+        given["source_stats"].is_verified = True  # a network without values has no fingerprint
+    model = case.method(net.to("meta"), **given)
+    for built, name in ((model, "the constructor"), (model.fork(), "fork()")):
+        tensors = {f"self.{key}": value for key, value in vars(built).items() if isinstance(value, Tensor)}
+        for prefix, part in built.named_modules():
+            buffers = part.named_buffers(prefix, recurse=False)
+            tensors |= dict(part.named_parameters(prefix, recurse=False))
+            tensors |= {
+                key: value
+                for key, value in buffers
+                if not (isinstance(part, LazyModule) and part.stays_on_cpu(key.rpartition(".")[2]))
+            }
+        left = sorted(key for key, value in tensors.items() if value.device.type != "meta")
+        assert not left, f"{name} leaves tensors on the CPU: {', '.join(left)}; register them as buffers"
 
 
 @register_check
