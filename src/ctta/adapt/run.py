@@ -281,14 +281,20 @@ class InferenceRun:
 
     def _gather_inputs(self, inputs: Tensor) -> Tensor:
         """Return the mean over ranks, which hold about as many rows each."""
-        return torch.stack(self.model.coordinator.all_gather_object(lambda: inputs.double().cpu())).mean(0)
+        return self.model.coordinator.all_gather(inputs.cpu().double()[None]).nanmean(0)  # a rank may have no rows
 
     def _gather(self, answer: Callable[[], Tensor], size: torch.Size) -> Predictions:
         """Return the answers of all ranks, each to its rows, which are images of a size."""
-        parts = self.model.coordinator.all_gather_object(lambda: self.read_answers(answer(), size))
-        classes, confidences, maps = zip(*parts, strict=True)
-        label_maps = None if any(each is None for each in maps) else torch.cat(maps)
-        return Predictions(list(chain(*classes)), list(chain(*confidences)), label_maps)
+        own: list[Predictions] = []
+
+        def read() -> tuple[list[int], list[float]]:
+            own.append(self.read_answers(answer(), size))
+            return own[0].classes, own[0].confidences
+
+        classes, confidences = zip(*self.model.coordinator.all_gather_object(read), strict=True)
+        maps = own[0].label_maps
+        maps = None if maps is None else self.model.coordinator.all_gather(maps)
+        return Predictions(list(chain(*classes)), list(chain(*confidences)), maps)
 
     def read_answers(self, logits: Tensor, size: torch.Size) -> Predictions:
         """Return the most probable class of each image and its probability, 0 where the logits are not finite.
@@ -311,7 +317,8 @@ class InferenceRun:
             return Predictions(predicted.tolist(), confidence.tolist())
         if self.maps is not None and probabilities.shape[2:] != size:
             # Image by image: the probabilities of a batch of large images would fill the memory.
-            predicted = torch.cat([resize(each[None], size).argmax(1) for each in probabilities])
+            resized = [resize(each[None], size).argmax(1) for each in probabilities]
+            predicted = torch.cat([predicted.new_zeros(0, *size), *resized])  # a rank may have no image
         classes = [int(torch.bincount(labels).argmax()) for labels in predicted.flatten(1)]
         return Predictions(classes, confidence.flatten(1).mean(1).tolist(), predicted)
 

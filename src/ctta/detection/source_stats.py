@@ -105,7 +105,7 @@ class _Gaussian:
         self.vectors: list[Tensor] = []
 
     def add(self, vectors: Tensor) -> None:
-        self.vectors.append(vectors.detach().double().cpu())
+        self.vectors.append(vectors.detach().cpu().double())
 
     @property
     def all(self) -> Tensor:

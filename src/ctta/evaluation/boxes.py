@@ -79,7 +79,7 @@ def score_boxes(found: Sequence[Boxes], targets: Sequence[Boxes]) -> BoxScores:
 def _list_entries(images: Sequence[Boxes]) -> list[dict[str, object]]:
     entries: list[dict[str, object]] = []
     for number, each in enumerate(images):
-        corners, areas = each["boxes"].double().cpu(), box_area(each["boxes"].double().cpu()).tolist()
+        corners, areas = each["boxes"].cpu().double(), box_area(each["boxes"].cpu().double()).tolist()
         sizes = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1).tolist()
         scores = each["scores"].tolist() if "scores" in each else [1.0] * len(areas)
         for box, area, score, label in zip(sizes, areas, scores, each["labels"].tolist(), strict=True):
