@@ -429,6 +429,7 @@ PUBLISHED_MD5 = {
     "imagenet-c/digital": "89157860d7b10d5797849337ca2e5c03",
     "imagenet-c/extra": "d492dfba5fc162d8ec2c3cd8ee672984",
     "cifar10": "c58f30108f718f92721af3b95e74349a",
+    "cifar100": "eb9058c3a382ffc7106e4002c42a8d85",
 }
 
 
@@ -436,17 +437,18 @@ PUBLISHED_MD5 = {
 KNOWN_SHA256 = {
     "cifar10-c": "c72763e101c723b7c507b96205f7e938912a5d587376173b825850cf3cb876a7",
     "cifar10": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+    "cifar100": "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
 }
 
 
 def test_entries() -> None:
     parts = [f"imagenet-c/{part}" for part in ("noise", "blur", "weather", "digital", "extra")]
     checkpoints = ["wrn28-10-standard", "resnext29-augmix"]
-    assert list(DATASETS) == ["cifar10-c", "cifar100-c", *parts, "cifar10", *checkpoints]
+    assert list(DATASETS) == ["cifar10-c", "cifar100-c", *parts, "cifar10", "cifar100", *checkpoints]
     assert (
         len({dataset.file for dataset in DATASETS.values()})
         == len({dataset.url for dataset in DATASETS.values()})
-        == 10
+        == 11
     )
     assert {name: dataset.md5 for name, dataset in DATASETS.items() if dataset.md5} == PUBLISHED_MD5
     assert {name: dataset.sha256 for name, dataset in DATASETS.items() if dataset.sha256} == KNOWN_SHA256

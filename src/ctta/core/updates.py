@@ -101,6 +101,9 @@ class Policy(ABC):
             state: The state of this policy.
             x: The batch.
             predict: Returns the predictions, which costs a pass unless the update is skipped.
+
+        Returns:
+            Whether the batch may be learned from, as far as this policy is concerned.
         """
         return True
 
