@@ -89,6 +89,7 @@ def test_a_disk_that_fills_up(
     assert len(read_rows(table)) == 16
     assert {path.name for path in disk.iterdir()} == {
         "table.csv",
+        "table.csv.lock",
         "state.safetensors",
         "state.safetensors.json",
         "state.safetensors.lock",
