@@ -130,7 +130,7 @@ def test_amp_is_autocast_around_every_call(name: str) -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             expected.append(plain(x).float())
     model = build("bf16")
-    assert repr("bf16") in repr(model) and "amp" not in repr(plain)
+    assert "amp='bf16'" in repr(model) and "amp=" not in repr(plain)
     for stream in (model, model.fork(), copy.deepcopy(model).reset()):
         for x, logits in zip(batches, expected, strict=True):
             predicted = stream.predict(x)
