@@ -81,7 +81,7 @@ def expand_signature(cls: type, base: type) -> inspect.Signature:
     >>> class Mine(AdaptiveModel):
     ...     def __init__(self, net, *, rate=0.1, **common: Unpack[CommonWithoutSeed]): ...
     >>> list(inspect.signature(Mine).parameters)
-    ['net', 'rate', 'lr', 'policies', 'batch_stats', 'output']
+    ['net', 'rate', 'lr', 'policies', 'batch_stats', 'output', 'amp']
     """
     signature = inspect.signature(vars(cls)["__init__"])
     *own, last = signature.parameters.values()

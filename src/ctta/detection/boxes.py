@@ -224,7 +224,7 @@ def letterbox(images: Tensor, size: int | None, stride: int) -> tuple[Tensor, Le
         The canvases, and the way back.
 
     >>> canvas, fit = letterbox(torch.rand(1, 3, 60, 120), 64, 32)
-    >>> tuple(canvas.shape), fit.to_image(torch.tensor([[0.0, 0.0, 64.0, 32.0]])).tolist()
+    >>> tuple(canvas.shape), fit.to_image(torch.tensor([[0.0, 0.0, 64.0, 32.0]])).round().tolist()
     ((1, 3, 32, 64), [[0.0, 0.0, 120.0, 60.0]])
     """
     height, width = images.shape[-2:]
