@@ -26,6 +26,7 @@ def run_notebook(notebook: Any) -> Any:
     """Run the cells in order in the working directory, but those that install; store their outputs in the notebook."""
     import matplotlib.pyplot as plt
 
+    plt.close("all")  # figures of others in this process
     names: dict[str, Any] = {"__name__": "__main__"}
     number = 0
     for cell in notebook.cells:

@@ -26,7 +26,7 @@ def methods(
         typer.Argument(help="Describe this method and its hyperparameters. Default: list all.", metavar="NAME"),
     ] = None,
     no_backward: Annotated[
-        bool, Option("List only methods without a backward pass, for devices and networks that cannot train.")
+        bool, Option("Show only methods without a backward pass, for devices and networks that cannot train.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -341,10 +341,16 @@ class DomainFolders:
     Raises:
         DataError: There is no such folder or source; and what :class:`FolderDataset` raises.
 
-    >>> data = DomainFolders("PACS", source="photo", size=(224, 224))           # doctest: +SKIP
-    >>> stream = ctta.data.streams.continual(data, batch_size=64)               # doctest: +SKIP
-    >>> stream.domains                                                          # doctest: +SKIP
-    ['art_painting', 'cartoon', 'sketch']
+    >>> import tempfile, ctta
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     for domain in ("photo", "cartoon", "sketch"):
+    ...         (Path(root) / domain / "dog").mkdir(parents=True)
+    ...         Image.new("RGB", (8, 8)).save(Path(root) / domain / "dog" / "1.png")
+    ...     data = DomainFolders(root, source="photo", size=(8, 8))
+    ...     stream = ctta.data.streams.continual(data, batch_size=1)
+    >>> [segment.domain for segment in stream.segments]
+    ['cartoon', 'sketch']
     """
 
     read_ahead = READ_AHEAD
