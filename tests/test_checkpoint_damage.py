@@ -115,6 +115,13 @@ def test_tensors_of_every_kind_are_written_exactly(tmp_path: Path, dtype: torch.
         assert found[name].dtype == value.dtype and torch.equal(found[name], value)
 
 
+def test_a_file_without_metadata_is_damaged(tmp_path: Path) -> None:
+    header = b'{"__metadata__":null}'
+    (tmp_path / "t").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ctta.errors.DamagedCheckpointError):
+        read_tensors(tmp_path / "t", "header")
+
+
 # Headers that are edited, with a checksum that fits
 
 

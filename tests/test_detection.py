@@ -78,6 +78,8 @@ def test_fusion_equals_one_box_after_the_other(seed: int) -> None:
     for box, score in zip(fused["boxes"].tolist(), fused["scores"].tolist(), strict=True):
         assert box == pytest.approx(by_score[round(score, 12)], abs=1e-10)
     assert len(fuse_boxes([make_boxes(0, 0)] * 2)["boxes"]) == 0
+    without_score = [view | {"scores": torch.zeros_like(view["scores"])} for view in views]
+    assert len(fuse_boxes(without_score)["boxes"]) == 0
 
 
 def test_packing_keeps_boxes() -> None:
@@ -194,6 +196,17 @@ def test_released_weights_load_without_their_classes(tmp_path: Path) -> None:
     x = torch.rand(1, 3, 64, 64)
     [one], [other] = load_yolov5(path, size=None).predict(x), YOLOv5Detector(net).predict(x)
     assert torch.equal(one["boxes"], other["boxes"])
+
+
+def test_released_weights_change_no_function(tmp_path: Path) -> None:
+    path, before = tmp_path / "bad.pt", torch._utils._rebuild_tensor_v2.__defaults__
+    stream = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nN}X\x0c\x00\x00\x00__defaults__K\x07\x85s\x86b."
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("bad/data.pkl", stream)
+        archive.writestr("bad/version", b"3")
+    with pytest.raises(CheckpointError):
+        load_yolov5(path)
+    assert torch._utils._rebuild_tensor_v2.__defaults__ == before
 
 
 class RunsCode:

@@ -61,7 +61,13 @@ def run_beside_source(model: AdaptiveModel, x: Tensor, y: Tensor, size: int) -> 
         with torch.no_grad(), record_inputs() as record:
             source = source_as_trained(model.source)(images).argmax(1)
         adapted = model(images).argmax(1)
-        monitor.add_(measure_answers(adapted, source), measure_inputs(record), len(images), step, 10)
+        monitor.add_(
+            measure_answers(adapted, source),
+            measure_inputs(source_as_trained(model.source), record),
+            len(images),
+            step,
+            10,
+        )
         lead += int((adapted == labels).sum()) - int((source == labels).sum())
     return monitor, lead / len(x)
 
@@ -230,3 +236,27 @@ def write_pngs(folder: Path, x: Tensor) -> None:
     folder.mkdir()
     for number, image in enumerate(x.permute(0, 2, 3, 1).mul(255).round().byte().numpy()):
         Image.fromarray(image).save(folder / f"{number:04}.png")
+
+
+class WithTrainingHead(nn.Module):
+    """A network with a BatchNorm that runs in training only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.auxiliary = ctta.models.embedded(), nn.BatchNorm2d(24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.net(x)
+        return logits
+
+
+def test_layers_that_do_not_run_count_for_nothing(tmp_path: Path) -> None:
+    x, y = read_images("fog", 128)
+    whole, plain = (
+        run_beside_source(ctta.Tent(net), x, y, 32)[0] for net in (WithTrainingHead(), ctta.models.embedded())
+    )
+    assert whole.estimate() == plain.estimate() and whole.measure_shift(1) == plain.measure_shift(1) != 0
+    model = Guarded(ctta.Tent(WithTrainingHead()), remember_answers=10)
+    for images in x.split(32):
+        model(images)
+    assert model.health.estimated_gain is not None

@@ -15,7 +15,7 @@ from torch import nn
 from ctta.benchmark import BenchmarkOptions, BenchmarkTask, build_task
 from ctta.cli.bench import bench
 from ctta.data.datasets import DomainFolders, FolderDataset, clean_cifar
-from ctta.data.streams import continual, gradual, mixed
+from ctta.data.streams import continual, cyclic, gradual, mixed
 from ctta.errors import ConfigError, DataError
 
 NETWORK = """
@@ -217,8 +217,9 @@ def test_domain_folders_are_a_dataset(pacs_folder: Path) -> None:
     stream = continual(data, batch_size=3)
     assert stream.domains == ["art_painting", "photo", "sketch"]
     assert len(mixed(stream)) == 7
-    with pytest.raises(ConfigError):
-        gradual(data)
+    for protocol in (gradual, cyclic):
+        with pytest.raises(ConfigError, match="needs corruptions"):
+            protocol(data)
 
 
 def test_pacs_by_its_command(pacs_folder: Path) -> None:

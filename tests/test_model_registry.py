@@ -182,3 +182,9 @@ def test_an_error_inside_the_file_is_reported_in_one_line(tmp_path: Path, statem
         load(f"file:{tmp_path / 'model.py'}:build")
     assert "\n" not in str(raised.value)
     assert set(sys.modules) == before
+
+
+def test_a_rank_without_accelerator_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(ConfigError, match="cannot use device 'cuda'"):
+        to_device(nn.Linear(2, 2), "cuda")

@@ -3,15 +3,17 @@
 import asyncio
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from clusters import local_shards, make_batch
 from serving import Client, ServerProcess, infer_request, make_images, make_png, make_tent, serve_in_thread
 
 from ctta.serve import Service
-from ctta.serve.stream import MAX_KEYED_BYTES, MAX_KEYS
+from ctta.serve.stream import MAX_KEYED_BYTES, MAX_KEYS, InferenceResult, KeyedResults
 
 
 def send(client: Client, key: str, number: int = 0, **parameters: Any) -> Any:
@@ -116,3 +118,17 @@ def test_a_client_of_a_cluster_that_retries_after_a_death_teaches_once(tmp_path:
             assert (await shards.infer("camera0", make_batch("camera0", 1)))[1]["parameters"]["update"] == 2
 
     asyncio.run(run())
+
+
+def test_what_is_kept_holds_no_other_memory() -> None:
+    """An answer is a part of that of a window, and one that is too large to keep leaves nothing behind."""
+    kept, window = KeyedResults(), torch.zeros(64, 1000)
+    result = InferenceResult(window[-1:], num_updates=1, adapted=True, batch_stats=1.0)
+
+    def count_bytes() -> list[int]:
+        return [each.logits.untyped_storage().nbytes() for _, each in kept._results.values()]
+
+    kept.add("small", torch.zeros(1), result)
+    assert count_bytes() == [4000]
+    kept.add("large", torch.zeros(1), replace(result, logits=torch.zeros(MAX_KEYED_BYTES)))
+    assert count_bytes() == [0, 0]

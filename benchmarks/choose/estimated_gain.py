@@ -185,7 +185,7 @@ def record(model: AdaptiveModel, x: Tensor, y: Tensor, batch_size: int) -> Run:
             plain = source(images).argmax(1)
         adapted = model(images).argmax(1)
         run.answers.append(measure_answers(adapted, plain))
-        run.inputs.append(measure_inputs(inputs))
+        run.inputs.append(measure_inputs(source, inputs))
         run.num_images.append(len(images))
         run.leads.append(int((adapted == labels).sum()) - int((plain == labels).sum()))
     return run

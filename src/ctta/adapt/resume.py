@@ -47,9 +47,9 @@ def lock_file(path: Path) -> Iterator[None]:
             leftover.unlink()
         yield
     finally:
+        if os.name == "posix" and not path.exists():  # after a mistake, which leaves no files behind
+            Path(lock.lock_file).unlink(missing_ok=True)  # before somebody else can have it
         lock.release()
-        if not path.exists():  # after a mistake, which leaves no files behind
-            Path(lock.lock_file).unlink(missing_ok=True)
 
 
 def open_model(net: nn.Module, state: Path | None, options: AdaptOptions) -> tuple[AdaptiveModel, bool]:

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from ctta.adapt.label_maps import map_path, write_label_map
 from ctta.adapt.predictions import CHANGED, ERROR, SHARE, PredictionFile, Predictions
@@ -215,7 +214,7 @@ class InferenceRun:
         if blends or self.source is not None or step % COMPARE_EVERY == 0:
             with record_inputs() as record:
                 unadapted = self._gather(lambda: self._ask_source(x), x.shape[2:])
-            inputs = self._gather_inputs(measure_inputs(record))
+            inputs = self._gather_inputs(measure_inputs(source_as_trained(self.model.source), record))
         fraction = self.model.batch_fraction(len(x))
         if blends and unadapted is not None:
             fraction = choose_fraction(len(x), sum(unadapted.confidences) / len(x))
@@ -249,7 +248,8 @@ class InferenceRun:
     def _write_maps(self, folder: Path, names: Sequence[str], maps: Tensor) -> list[list[str]]:
         """Write the label map of each image; return a column for each class with its share of the pixels."""
         num_classes = sum(column.startswith(SHARE) for column in self.file.columns)
-        shares = F.one_hot(maps, num_classes).flatten(1, -2).double().mean(1)
+        counts = [torch.bincount(labels.flatten(), minlength=num_classes) for labels in maps]  # without one-hot pixels
+        shares = torch.stack(counts).double() / maps[0].numel()
         self.shares = shares.sum(0) + (self.shares if len(self.shares) else 0)
         if self.model.coordinator.is_rank_zero:
             with self.advise_on_full_disk(folder):

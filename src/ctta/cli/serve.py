@@ -227,9 +227,11 @@ def serve_on_ray(
     with handle_signals(stopped.set):
         service = RayService(RayOptions(recipe.build, state, options.name, tokens, options.limits, **vars(shards)))
         service.start(host=server.host, port=server.port)
-        print_text(f"Listening on http://{server.host}:{server.port}")
-        print_text(f"The streams are saved in {state}.")
-        while not stopped.wait(2.0) and service.is_running:
-            service.start_fronts(host=server.host, port=server.port)  # of machines that were added
-        service.stop()
+        try:
+            print_text(f"Listening on http://{server.host}:{server.port}")
+            print_text(f"The streams are saved in {state}.")
+            while not stopped.wait(2.0) and service.is_running:
+                service.start_fronts(host=server.host, port=server.port)  # of machines that were added
+        finally:
+            service.stop()
     print_text(f"Saved all streams in {state}.")

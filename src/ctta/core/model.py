@@ -358,6 +358,8 @@ class AdaptiveModel(MethodUpdates, ABC):
             except torch.OutOfMemoryError as error:
                 error.__traceback__ = None
                 size //= 2
+            except Exception:  # a library that has no memory left, or a batch that is too small for the method
+                break
             else:
                 return f"{problem}: one of {size} fits, so use a batch size of {size}{hint}"
             finally:

@@ -13,7 +13,7 @@ from ctta.core.validation import check_choice, check_fraction
 from ctta.detection.detector import Detector
 from ctta.detection.model import DetectionModel
 from ctta.detection.source_stats import measure_layer, record_layers_, recorded_outputs
-from ctta.errors import InputError
+from ctta.errors import ConfigError, InputError
 from ctta.methods.parts.prediction import StudentModel
 from ctta.optim import OptimizerFactory
 from ctta.source_stats import SourceStats
@@ -65,7 +65,11 @@ class ActMAD(DetectionModel, StudentModel):
         self.skip, self.per = skip, per
         self.use_source_stats(source_stats, f"{per}.mean", f"{per}.variance")
         self.student = self.copy_of_detector()
-        self.layers = record_layers_(self.student, skip)
+        # A head that does not run for the features has norm layers without statistics.
+        layers = [name for name in record_layers_(self.student) if f"{per}.mean/{name}" in self.source_stats.tensors]
+        self.layers = layers[round(skip * len(layers)) :]
+        if not self.layers:
+            raise ConfigError("no norm layer runs for the features of the detector: choose another method")
         self.optimize(self.student, optimizer)
 
     @override

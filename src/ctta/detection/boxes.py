@@ -95,6 +95,7 @@ def fuse_boxes(views: Sequence[Boxes], min_overlap: float = 0.55) -> Boxes:
     """
     boxes, scores, labels = (torch.cat([view[name] for view in views]) for name in ("boxes", "scores", "labels"))
     order = scores.argsort(descending=True, stable=True)
+    order = order[scores[order] > 0]  # others have no weight
     boxes, scores, labels = boxes[order], scores[order], labels[order]
     means, sums, counts = torch.empty_like(boxes), torch.zeros_like(boxes), torch.zeros_like(labels)
     totals, mean_labels, num_means = torch.zeros_like(scores), torch.full_like(labels, -1), 0

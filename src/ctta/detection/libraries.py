@@ -90,7 +90,7 @@ class TransformersDetector(Detector):
         is_rt = kind.startswith(("rt_detr", "d_fine"))
         self.net, self.size = net, (640, 640) if size is None and is_rt else size
         self.normalizes = not is_rt if normalizes is None else normalizes
-        self.has_background = not is_rt and "deformable" not in kind  # as the last class of a softmax
+        self.has_background = kind in ("detr", "table-transformer", "yolos")  # as the last class of a softmax
         self.min_score = min_score
 
     def _prepare(self, images: Tensor) -> Tensor:
@@ -177,7 +177,9 @@ class TorchvisionDetector(Detector):
             for module in modes:
                 if not isinstance(module, _BatchNorm | nn.Dropout):
                     module.training = True
-            with torch.random.fork_rng(devices=[]):
+            device = images.device
+            others = {} if device.type == "cpu" else {"devices": [device], "device_type": device.type}
+            with torch.random.fork_rng(**{"devices": [], **others}):
                 torch.manual_seed(0)
                 losses: dict[str, Tensor] = self.net(list(images), kept)
         finally:

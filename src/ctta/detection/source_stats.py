@@ -40,19 +40,17 @@ class RecordOutput(NetworkHook):
             found[self.name] = output
 
 
-def record_layers_(net: nn.Module, skip: float) -> list[str]:
+def record_layers_(net: nn.Module) -> list[str]:
     """Let the norm layers of a network record their outputs.
 
     Args:
         net: The network.
-        skip: The fraction of the layers, from the first one on, that do not.
 
     Returns:
-        The names of those that do.
+        Their names.
     """
     norms = find_norm_layers(net)
     names = [name for name, _ in net.named_modules() if name in norms]
-    names = names[round(skip * len(names)) :]
     for name in names:
         net.get_submodule(name).register_forward_hook(RecordOutput(name))
     return names
@@ -119,9 +117,8 @@ class _Gaussian:
 
 def regularize(covariance: Tensor) -> Tensor:
     """Return a covariance with a thirtieth of its largest entry added to the diagonal (WHW)."""
-    return covariance + covariance.max() / 30 * torch.eye(
-        len(covariance), dtype=covariance.dtype, device=covariance.device
-    )
+    scale = (covariance.max() / 30).clamp_min(torch.finfo(covariance.dtype).eps)  # of equal vectors too
+    return covariance + scale * torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
 
 
 @torch.inference_mode(False)
@@ -147,12 +144,12 @@ def detection_stats(detector: nn.Module, batches: Iterable[Any]) -> SourceStats:
         The statistics, for ``source_stats=`` of the methods; ``save`` writes them to a file.
 
     Raises:
-        InputError: There are no batches.
+        InputError: There are fewer than two images, or they differ in size.
     """
     given = as_detector(detector)
     net = copy_for_adaptation(given, batch_stats=0.0, output=None)
     assert isinstance(net, Detector), "copies keep their class"
-    record_layers_(net, 0.0)
+    record_layers_(net)
     totals: dict[str, tuple[Tensor, int]] = {}
     levels: dict[int, _Gaussian] = {}
     objects: dict[int, _Gaussian] = {}
@@ -175,8 +172,8 @@ def detection_stats(detector: nn.Module, batches: Iterable[Any]) -> SourceStats:
         shapes.add(tuple(x.shape[1:]))
         if len(shapes) > 1:
             raise InputError(f"the images of all batches must have one size, got {sorted(shapes)}: resize or crop them")
-    if num_images == 0:
-        raise InputError("no batches to compute statistics from: give some source images")
+    if num_images < 2:
+        raise InputError(f"statistics need two source images or more, got {num_images}: give some hundred")
     dtype = next(iter(given.parameters())).dtype
     tensors: dict[str, Tensor] = {key: total / count for key, (total, count) in totals.items()}
     for number, gaussian in levels.items():

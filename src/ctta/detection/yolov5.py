@@ -3,7 +3,7 @@
 import os
 import pickle
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -431,14 +431,29 @@ class _Inert:
         pass
 
 
+class _Function:
+    """A function that a file may call, but not change, which pickle allows for functions themselves."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
+
+    def __setstate__(self, state: Any) -> None:
+        raise pickle.UnpicklingError("the file sets the state of a function")
+
+
 class _InertUnpickler(pickle.Unpickler):
     """An unpickler that builds tensors and plain values, and imports nothing else."""
 
     _ALLOWED: ClassVar[dict[tuple[str, str], Any]] = {
         ("collections", "OrderedDict"): dict,
         ("torch", "Size"): tuple,
-        ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
-        ("torch._utils", "_rebuild_parameter"): lambda data, requires_grad, hooks: data,
+        ("torch._utils", "_rebuild_tensor_v2"): _Function(torch._utils._rebuild_tensor_v2),
+        ("torch._utils", "_rebuild_parameter"): _Function(lambda data, requires_grad, hooks: data),
     }
 
     @override

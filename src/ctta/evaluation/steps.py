@@ -55,7 +55,8 @@ def feed(batches: Iterable[BatchT], device: torch.device) -> Iterator[BatchT]:
 
     def read() -> BatchT | None:
         batch = next(remaining, None)
-        return None if batch is None else replace(batch, x=batch.x.pin_memory())
+        # Not every accelerator has pinned memory: that of MPS is the host's.
+        return batch if batch is None or device.type == "mps" else replace(batch, x=batch.x.pin_memory())
 
     with ThreadPoolExecutor(1, "ctta-feed") as thread:
         pending = thread.submit(read)

@@ -67,7 +67,7 @@ def evaluate_baseline(model: AdaptiveModel, x: Tensor, readout: Readout, *, insp
     source = summarize(model.judged_logits(source_logits, x), readout)
     if not inspect:
         return Baseline(source_logits, source=source)
-    inputs = readout.add(measure_inputs(record))
+    inputs = readout.add(measure_inputs(source_as_trained(model.source), record))
     uses_batch = uses_batch_statistics(model.source)
     own = model.source(x) if uses_batch else model.anchor_logits(x)
     anchor_logits, anchor = (

@@ -127,31 +127,38 @@ def record_inputs() -> Iterator[dict[nn.Module, tuple[Tensor, Tensor]]]:
         yield record
 
 
-def measure_inputs(record: dict[nn.Module, tuple[Tensor, Tensor]]) -> Tensor:
+def measure_inputs(net: nn.Module, record: dict[nn.Module, tuple[Tensor, Tensor]]) -> Tensor:
     """Return mean and mean square of some channels of each layer, in units of its running statistics, as one vector.
 
-    Without BatchNorm it is empty.
+    Layers that did not run, such as those of a head for training, have no weight. Without BatchNorm it is empty.
     """
     parts = []
-    for layer, (mean, variance) in record.items():
-        assert isinstance(layer, _BatchNorm) and layer.running_mean is not None and layer.running_var is not None
-        chosen = torch.tensor(_choose_channels(len(mean)), device=mean.device)
-        scale = (layer.running_var[chosen] + layer.eps).sqrt()
-        offset = (mean[chosen] - layer.running_mean[chosen]) / scale
-        square = variance[chosen] / scale.square() + offset.square()
+    for layer in _list_layers(net):
+        assert layer.running_mean is not None and layer.running_var is not None
+        known_mean, known_variance = (_choose_channels(each) for each in (layer.running_mean, layer.running_var))
+        if layer not in record:
+            parts.append(known_mean.new_zeros(3, len(known_mean)))
+            continue
+        mean, variance = (_choose_channels(each) for each in record[layer])
+        scale = (known_variance + layer.eps).sqrt()
+        offset = (mean - known_mean) / scale
+        square = variance / scale.square() + offset.square()
         # Layers count the same, however many channels they have.
-        parts.append(torch.stack([offset, square, torch.full_like(offset, 1 / len(chosen))]))
+        parts.append(torch.stack([offset, square, torch.full_like(offset, 1 / len(offset))]))
     return torch.cat(parts, 1).flatten() if parts else torch.zeros(0)
 
 
 def count_inputs(net: nn.Module) -> int:
     """Return the length of what :func:`measure_inputs` returns for a network."""
-    layers = [module for module in net.modules() if isinstance(module, _BatchNorm) and module.running_mean is not None]
-    return 3 * sum(len(_choose_channels(layer.num_features)) for layer in layers)
+    return 3 * sum(len(_choose_channels(torch.empty(layer.num_features))) for layer in _list_layers(net))
 
 
-def _choose_channels(number: int) -> range:
-    return range(0, number, max(1, number // NUM_CHANNELS))[:NUM_CHANNELS]
+def _list_layers(net: nn.Module) -> list[_BatchNorm]:
+    return [module for module in net.modules() if isinstance(module, _BatchNorm) and module.running_mean is not None]
+
+
+def _choose_channels(values: Tensor) -> Tensor:
+    return values[:: max(1, len(values) // NUM_CHANNELS)][:NUM_CHANNELS]
 
 
 class GainMonitor(CpuState):
@@ -302,9 +309,9 @@ class GainMonitor(CpuState):
 
         It is the logarithm of the mean divergence (Kullback-Leibler) of normal distributions with these moments.
         """
-        if self.inputs.shape[1] == 0:
-            return 0.0
         offset, square, weight = (self.inputs[block] / float(self.num_images[block])).view(3, -1)
+        if float(weight.sum()) == 0:
+            return 0.0
         variance = (square - offset.square()).clamp_min(1e-8)
         divergences = (variance + offset.square() - 1 - variance.log()) / 2
         divergence = float((weight * divergences).sum() / weight.sum())

@@ -101,7 +101,8 @@ class Guarded(AdaptiveModel):
         remember_answers: Number of last answers to remember, each with that of the source, for :meth:`feedback`; 0 for
             none. The source then answers every batch, which costs a pass.
         on_harm: What to do when labels, or the estimate, show that adaptation harms by more than noise: ``"reset"`` to
-            the source, ``"freeze"`` (roll back and stop adapting), or None to only report.
+            the source, or ``"freeze"`` (roll back and stop adapting). With None, harm that labels show is only
+            reported, and harm that the estimate shows is treated as ``on_collapse`` says.
         audit: File that gets a line of JSON per event. It is not saved with the stream, and forks do not get it.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
@@ -335,6 +336,7 @@ class Guarded(AdaptiveModel):
         self._answers = self._list_answers(selected, logits, diagnostics)
         if diagnostics.verdict is not None and not inspect:
             measured |= self._measure_distance(readout)
+        adapt = adapt and not self.wrapped.is_skipping  # as a policy may have decided
         self.health = self._measure_health(diagnostics, measured, adapted=adapt, by_source=selected is not logits)
         found = self.accuracy.estimate()
         gains = found is None or found.gain >= 0  # however uncertain: a method that decays slowly never looks ill

@@ -43,7 +43,7 @@ class Health:
         answered_by_source: Whether the source's weights gave the predictions.
         collapse_score: Score of the last inspected batch, from 0 to 10: healthy below 0.5, an alarm from 1 on.
         estimated_gain: Accuracy above the source's, estimated without labels; None until enough images were inspected.
-        estimated_gain_low: Lower end of its 90 % interval.
+        estimated_gain_low: Lower end of its interval, which covered the gain in 90 % of the measured runs.
         estimated_gain_high: Upper end; where zero is between the two, it cannot be told whether adaptation helps.
         estimated_images: Inspected images that the estimate was made from.
         estimated_since: Step of the first of them; the estimate stands for all images from there on.

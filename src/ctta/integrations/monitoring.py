@@ -15,8 +15,8 @@ HEALTH_METRICS = {
     "collapse_score": "Score of the last inspected batch; 1 or more is an alarm.",
     "confidence": "Mean confidence in the last batch.",
     "estimated_gain": "Estimated accuracy above that without adaptation, a fraction.",
-    "estimated_gain_low": "Lower end of the 90 % interval of the estimated gain.",
-    "estimated_gain_high": "Upper end of the 90 % interval of the estimated gain.",
+    "estimated_gain_low": "Lower end of the interval of the estimated gain.",
+    "estimated_gain_high": "Upper end of the interval of the estimated gain.",
 }
 
 

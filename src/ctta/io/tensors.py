@@ -130,7 +130,8 @@ def read_header(path: str | os.PathLike[str], key: str) -> Any:
 
 def _read_metadata(file: BinaryIO) -> dict[str, str]:
     (length,) = struct.unpack("<Q", file.read(8).rjust(8, b"\xff"))
-    metadata: dict[str, str] = json.loads(file.read(length) if length < MAX_HEADER else b"").get("__metadata__", {})
+    header = json.loads(file.read(length) if length < MAX_HEADER else b"")
+    metadata: dict[str, str] = header.get("__metadata__") or {}
     return metadata
 
 

@@ -46,7 +46,7 @@ def normalize_input(net: nn.Module, spec: str, mean: Sequence[float] | None, std
         return net
     if mean is None or std is None:
         raise ConfigError(f"give mean and std together, got mean {mean} and std {std}")
-    if isinstance(net, Normalized) or not spec.removeprefix("sliding:").startswith(("file:", "hf:")):
+    if isinstance(net, Normalized) or not spec.startswith(("file:", "sliding:file:", "hf:")):
         raise ConfigError(f"the network {spec!r} normalizes its input itself: leave out mean and std")
     channels = (tuple(values) * (3 if len(values) == 1 else 1) for values in (mean, std))
     return (TransformersModel if spec.startswith("hf:") else Normalized)(net, *channels)

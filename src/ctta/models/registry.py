@@ -114,7 +114,8 @@ def to_device(net: nn.Module, device: str) -> nn.Module:
     try:
         chosen, local_rank = torch.device(resolve_device(device)), os.environ.get("LOCAL_RANK")
         if chosen.type != "cpu" and chosen.index is None and local_rank is not None:
-            chosen = torch.device(chosen.type, int(local_rank) % torch.get_device_module(chosen).device_count())
+            num_devices = max(1, torch.get_device_module(chosen).device_count())  # with none, torch says so below
+            chosen = torch.device(chosen.type, int(local_rank) % num_devices)
         return net.to(chosen)
     except (RuntimeError, AssertionError) as error:  # torch raises either for a device that is not there
         raise ConfigError(

@@ -186,14 +186,15 @@ class KeyedResults:
 
     def add(self, key: str, x: Tensor, result: InferenceResult) -> None:
         """Keep the result of a request, without its logits if they are too large."""
-        self._results[key] = (_hash_images(x), result)
+        # A copy, and an empty one below: a part of a tensor keeps the memory of the whole.
+        self._results[key] = (_hash_images(x), replace(result, logits=result.logits.clone()))
         num_bytes = 0
         for number, (each, (digest, kept)) in enumerate(reversed(list(self._results.items()))):
             num_bytes += kept.logits.nbytes
             if number >= MAX_KEYS:
                 del self._results[each]
             elif num_bytes > MAX_KEYED_BYTES:
-                self._results[each] = (digest, replace(kept, logits=kept.logits[:0]))
+                self._results[each] = (digest, replace(kept, logits=kept.logits[:0].clone()))
 
     def state_dict(self) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
         """Return what JSON can hold of each result, and the logits by their position."""

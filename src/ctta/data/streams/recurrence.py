@@ -10,6 +10,7 @@ from ctta.data.datasets.base import CorruptionDataset
 from ctta.data.streams.correlation import Sampler, correlated
 from ctta.data.streams.sequences import CorruptionChoice, choose_corruptions, continual, group_by_kind
 from ctta.data.streams.stream import Stream
+from ctta.errors import ConfigError
 
 
 def rounds(stream: Stream, num_rounds: int) -> Stream:
@@ -89,6 +90,8 @@ def cyclic(
         ConfigError: A setting is out of range, or a corruption is of no known kind; and what :func:`continual` raises.
     """
     num_visits, seed = check_integer("num_visits", num_visits, 1), check_integer("seed", seed, 0)
+    if hasattr(data, "shifts"):
+        raise ConfigError(f"cyclic needs corruptions, which have kinds; the domains of {type(data).__name__} have none")
     chosen, _ = choose_corruptions(corruptions.get("order"), corruptions.get("names"))
     base = continual(data, **corruptions)
     segment_of = dict(zip(chosen, base.segments, strict=True))
