@@ -10,8 +10,10 @@ import torch
 from command_line import output, user_error, write_network
 from numpy.typing import NDArray
 from PIL import Image
+from torch import nn
 
 import ctta
+from ctta.adapt import adapt_folder
 from ctta.cli.adapt import adapt
 from ctta.data.streets import CLASSES, PALETTE, render_frame
 from ctta.evaluation.metrics import PixelScore
@@ -108,3 +110,24 @@ def test_pixels_to_ignore_have_any_label() -> None:
     batches = [(x, labels.masked_fill(unknown, -1))] * 2
     table = ctta.compare({"source": net, "tent": "bn_stats"}, batches, ignore_index=-1)
     assert count_pixels(table.results["source"]) == 2 * int((~unknown).sum())
+
+
+class ReturnsFeatures(nn.Module):
+    """A network whose logits are the second of its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = ctta.models.embedded()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.mean((2, 3)), self.net(x)
+
+
+def test_the_first_batch_is_asked_with_the_settings_of_the_method(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for number in range(2):
+        Image.new("RGB", (32, 32), (90 * number, 40, 10)).save(tmp_path / "images" / f"{number}.png")
+    summary = adapt_folder(
+        ReturnsFeatures(), tmp_path / "images", tmp_path / "out.csv", method="tent", settings={"output": 1}
+    )
+    assert summary.num_images == 2

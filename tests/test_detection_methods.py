@@ -309,7 +309,7 @@ def test_refusals() -> None:
         ctta.detect(detector, "actmad", source_stats=stats)(torch.rand(1, 3, 64, 64))
     with pytest.raises(InputError, match="images of one size"):
         ctta.detect(detector, "actmad", source_stats=stats)(torch.rand(2, 3, 96, 96))
-    with pytest.raises(InputError, match="no batches"):
+    with pytest.raises(InputError, match="two source images or more, got 0"):
         detection_stats(detector, [])
 
 

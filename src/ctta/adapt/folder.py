@@ -205,8 +205,9 @@ def _name_shares(net: nn.Module, files: FolderImages, out: Path, options: Folder
         return [column.removeprefix(SHARE) for column in header if column.startswith(SHARE)]
     if (x := _read_first_batch(files, options.batch_size)) is None:
         return []
+    settings = {name: value for name, value in (options.settings or {}).items() if name in ("output", "amp")}
     with annotate_network_errors(x):
-        logits = Source(net).predict(x.to(find_weight(net)))
+        logits = Source(net, **settings).predict(x.to(find_weight(net)))
     if logits.ndim != 4:
         return []
     check_num_classes(logits.shape[1])
