@@ -23,7 +23,6 @@ from ctta.distributed.collectives import run_on_rank_zero
 from ctta.errors import ConfigError
 from ctta.guard import Guarded, InputSpec, Monitored
 from ctta.io.provenance import check_same_settings, read_settings, record_settings
-from ctta.methods import Source
 from ctta.optim import with_lr
 
 _ANY_IMAGE = InputSpec(low=0, high=1, any_size=True)
@@ -148,8 +147,7 @@ def open_run(
             run_on_rank_zero(partial(stack.enter_context, lock_file(path)))
         model, is_new = open_model(net, state, options)
         model = data_parallel(model)
-        source = data_parallel(Source(net, output=model.output, amp=model.amp)) if compare else None
-        run = InferenceRun(model, source, file, state, options.classes, allow_pixels=allow_pixels)
+        run = InferenceRun(model, file, state, options.classes, compare=compare, allow_pixels=allow_pixels)
 
         def open_files() -> tuple[list[str], int, int]:
             if not file.path.exists() and (x := read_first_batch()) is not None:

@@ -31,7 +31,6 @@ from ctta.guard.diagnostics import source_as_trained
 from ctta.guard.estimate import GainMonitor, count_inputs, measure_inputs, record_inputs
 from ctta.guard.summary import NUM_BINS, measure_answers
 from ctta.io.atomic import NO_SPACE_ERRNOS
-from ctta.methods import Source
 from ctta.nn import automatic_fraction, blends_automatically
 from ctta.nn.surgery import resize
 
@@ -150,26 +149,27 @@ class InferenceBatch:
 class InferenceRun:
     """One pass of a model over a stream of images.
 
-    The model predicts and adapts; ``source`` also predicts, if given. Where the network answers per pixel, which
-    ``allow_pixels`` permits, a row of the table has the class of most pixels, and their mean confidence.
+    The model predicts and adapts; with ``compare`` the network as trained predicts every batch too. Where the network
+    answers per pixel, which ``allow_pixels`` permits, a row of the table has the class of most pixels, and their mean
+    confidence.
     """
 
     def __init__(
         self,
         model: AdaptiveModel,
-        source: Source | None,
         file: PredictionFile,
         state: Path | None,
         classes: Sequence[str] | None,
         *,
+        compare: bool,
         allow_pixels: bool,
     ) -> None:
-        self.writer: AnnotatedVideo | None = None  # takes the answers too; needs a source
+        self.writer: AnnotatedVideo | None = None  # takes the answers too; needs a comparison
         self.maps: Path | None = None  # the folder that label maps are written to
         self.shares = torch.zeros(0, dtype=torch.float64)  # of the pixels by class, sums over images
         self.notice: str | None = None
         self.allow_pixels = allow_pixels
-        self.model, self.source, self.file, self.state, self.classes = model, source, file, state, classes
+        self.model, self.file, self.state, self.classes, self.compare = model, file, state, classes, compare
         self.num_images, self.num_failed = 0, 0
         self.num_classes = 1  # at most NUM_BINS, as far as it is known
         self.num_by_source, self.confidence_sum = 0, 0.0
@@ -211,7 +211,7 @@ class InferenceRun:
         names, step = batch.names, self.model.num_steps
         blends = self.model.batch_stats == "blend" and blends_automatically(self.model.source)
         unadapted, inputs = None, torch.zeros(0)
-        if blends or self.source is not None or step % COMPARE_EVERY == 0:
+        if blends or self.compare or step % COMPARE_EVERY == 0:
             with record_inputs() as record:
                 unadapted = self._gather(lambda: self._ask_source(x), x.shape[2:])
             inputs = self._gather_inputs(measure_inputs(source_as_trained(self.model.source), record))
@@ -224,7 +224,7 @@ class InferenceRun:
             answers = measure_answers(*(torch.tensor(each.classes) for each in (adapted, unadapted)))
             self.gain.add_(answers, inputs, len(adapted.classes), step, self.num_classes)
         shown, changes = [adapted], list[float]()
-        if self.source is not None and unadapted is not None:
+        if self.compare and unadapted is not None:
             shown.append(unadapted)
             changes = _measure_changes(adapted, unadapted)
             self.change_sum += sum(changes)
@@ -242,7 +242,7 @@ class InferenceRun:
         errors = [[""] * len(names)] if self.file.columns[-1] == ERROR else []
         self._append(zip(names, [step] * len(names), *batch.details, *columns, *errors, strict=True))
         if self.writer is not None:
-            assert unadapted is not None, "a writer needs a source"
+            assert unadapted is not None, "a writer needs a comparison"
             self.writer.add(batch.frames, adapted, unadapted)
 
     def _write_maps(self, folder: Path, names: Sequence[str], maps: Tensor) -> list[list[str]]:
@@ -345,7 +345,7 @@ class InferenceRun:
 
     def summarize(self, *, num_before: int, order: Order) -> InferenceSummary:
         """Return what the run did, after earlier calls had processed ``num_before`` images in the same order."""
-        model, is_compared = self.model, self.source is not None
+        model, is_compared = self.model, self.compare
         monitor = model if isinstance(model, Monitored) else None
         gain = self.gain.estimate_all()
         told = gain if gain is not None and gain.is_decided else None

@@ -52,6 +52,8 @@ def demo(
     if task == "detection":
         if full:
             raise ConfigError("the demo of detection has one length: leave out --full")
+        if device != "cpu" or amp is not None:
+            raise ConfigError("the demo of detection runs on the CPU in float32: leave out --device and --amp")
         demonstrate_detection(folder / "detection")
         return
     print_text("A ResNet-20 trained on clean CIFAR-10 images sees 15 corruptions, one after the other.\n")

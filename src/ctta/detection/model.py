@@ -13,7 +13,7 @@ from ctta.detection.libraries import as_detector
 from ctta.errors import ConfigError, InputError
 from ctta.source_stats import SourceStats
 
-#: A guard looks at a grid of so many cells along each side of an image.
+#: Number of cells along each side of an image that a guard compares.
 GUARD_CELLS = 24
 #: The smallest probability of a class in a cell.
 MIN_CELL_PROBABILITY = 1e-3

@@ -27,7 +27,7 @@ from ctta.source_stats import SourceStats
 
 #: How many values the running mean of the loss remembers.
 LOSS_DECAY = 0.99
-#: Every so many batches the network is adapted, or looked at after a pause, in any case.
+#: Number of batches after which the network is adapted, or inspected after a pause, in any case.
 PERIOD = 10
 #: The rarest class weighs at most the square of this, and a class as frequent as any the square of SMALL_WEIGHT.
 MAX_WEIGHT, SMALL_WEIGHT = 10.0, 0.01

@@ -107,7 +107,7 @@ class DetectionRun:
         return score_boxes([self.found[row] for row in rows], [self.targets[row] for row in rows])
 
     def score_windows(self, size: int) -> list[float]:
-        """Return the mean average precision at an overlap of 0.5 over windows of so many images."""
+        """Return the mean average precision at an overlap of 0.5 over windows of a number of images."""
         starts = range(0, len(self.found), size)
         return [
             score_boxes(self.found[at : at + size], self.targets[at : at + size]).map50

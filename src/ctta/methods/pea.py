@@ -255,7 +255,7 @@ def _crop_center(x: Tensor) -> Tensor:
 
 
 def _regularize(covariance: Tensor) -> Tensor:
-    return covariance + MIN_VARIANCE * torch.eye(len(covariance)).to(covariance)
+    return covariance + MIN_VARIANCE * torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
 
 
 def _power(covariance: Tensor, exponent: float) -> Tensor:
