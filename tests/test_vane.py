@@ -43,6 +43,7 @@ from ctta.methods.vane.stream import (
     update_domain,
     update_sample,
 )
+from ctta.models import SlidingWindow
 from ctta.views import SplitView, View, geometric_views
 from ctta.views.geometric import MovedView
 
@@ -585,6 +586,18 @@ def test_outliers_of_networks_that_fold_parts_into_the_batch() -> None:
     for each, last in ((model, broken), (without, x[[0, 1, 2, 3, 5]])):
         each(first), each(last)
     assert_unchanged(model, snapshot(without))
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_outliers_in_any_window(place: int) -> None:
+    first, x, last = torch.rand(3, 6, 3, 20, 28, dtype=torch.float64)
+    model, without = (ctta.VANE(SlidingWindow(pixel_classifier(), window=8, stride=6)) for _ in range(2))
+    broken = x.clone()
+    broken[4, 0, place, place] = 1e4
+    for each, images in ((model, broken), (without, x[[0, 1, 2, 3, 5]])):
+        each(first), each(images)
+    assert_unchanged(model, snapshot(without))
+    assert torch.equal(model(last), without(last))
 
 
 def test_a_network_whose_batch_norms_are_not_used() -> None:

@@ -312,6 +312,10 @@ def change_call(**changes: Any) -> Iterator[None]:
         _current.reset(token)
 
 
+class StopPassError(Exception):
+    """Raised by a hook to end a pass of which nothing else is needed; a network of several passes ends each of them."""
+
+
 def check_flag(flag: Tensor, make_error: Callable[[], Exception]) -> None:
     """Raise an error unless a flag is set: at once, or with the next :func:`read_flags` of the step in progress.
 

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.parallel import StopPassError
 from ctta.core.validation import check_integer
 from ctta.errors import ConfigError, InputError
 from ctta.functional import at_least_float32
@@ -144,12 +145,19 @@ class SlidingWindow(nn.Module):
         if len(rows) == len(columns) == 1:
             return self._predict_window(x)
         total: Tensor | None = None
+        stopped: StopPassError | None = None
         for row, column in product(rows, columns):
             part = x[:, :, row, column].clone()  # the network may write to its input
-            logits = at_least_float32(self._predict_window(part))
+            try:
+                logits = at_least_float32(self._predict_window(part))
+            except StopPassError as error:  # the hook that raised it needs what it finds in the other windows too
+                stopped = error
+                continue
             if total is None:
                 total = logits.new_zeros(*logits.shape[:2], *x.shape[2:])
             total[:, :, row, column] += logits
+        if stopped is not None:
+            raise stopped
         assert total is not None
         counts = _count_windows(rows, total.shape[2]).unsqueeze(1) * _count_windows(columns, total.shape[3])
         return total / counts.to(total)

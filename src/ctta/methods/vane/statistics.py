@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
-from ctta.core.parallel import change_call, current_call, current_reducer
+from ctta.core.parallel import StopPassError, change_call, current_call, current_reducer
 from ctta.nn import BatchStatistics, NormHook, attach_norm_hooks_
 from ctta.nn.moments import attach_statistics_gradient, batch_var_mean, image_var_mean
 from ctta.nn.norm import unmask_running_statistics
@@ -54,10 +54,6 @@ class FollowedBatch:
     layers: dict[nn.Module, LayerState] = field(default_factory=dict)
 
 
-class StopPassError(Exception):
-    """Raised to end a pass of which nothing else is needed."""
-
-
 class MeasureDeviation(NormHook):
     """A forward pre-hook of the source's BatchNorms for :func:`measure_deviations`, which the first one answers."""
 
@@ -78,15 +74,15 @@ def measure_deviations(source: nn.Module, x: Tensor) -> Tensor:
     """Return how far each row of a batch is from what the source saw in training (N).
 
     It is the mean square of the values in the first BatchNorm about the source's mean, in units of its variance, of the
-    median channel. The pass of the source ends there. It is the largest over the parts of a row, such as frames, and 0
-    if no BatchNorm has a part of each row.
+    median channel. The pass of the source ends there. It is the largest over the parts of a row, such as frames or the
+    windows of a large image, and 0 if no BatchNorm has a part of each row.
     """
     found: list[Tensor] = []
     with change_call(batch_facts=found), suppress(StopPassError):
         source(x)
     if not found or len(found[0]) % len(x):
         return x.new_zeros(len(x), dtype=torch.float32)
-    return found[0].view(len(x), -1).amax(1)
+    return torch.stack(found).view(len(found), len(x), -1).amax((0, 2))
 
 
 class ShiftStatistics(NormHook, nn.Module):
