@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -19,7 +20,7 @@ from serving import TIMEOUT, Client, ServerProcess, infer_request, make_images, 
 from small_disk import read_only, small_disk
 
 from ctta.errors import ConfigError
-from ctta.serve import Service
+from ctta.serve import Limits, Service
 from ctta.serve.audit import AuditLog
 
 OPTIONS = ("--method", "tent", "--no-guard", "--window", 0, "--workers", 1)
@@ -312,7 +313,7 @@ def test_a_clock_that_jumps_changes_no_stream(tmp_path: Path, monkeypatch: pytes
 
 
 def test_links_in_the_state_folder(tmp_path: Path) -> None:
-    """A stream that somebody has moved to another disk is served; links that lead nowhere stop nobody."""
+    """A stream that somebody has moved to another disk is served."""
     service = Service(make_tent(tmp_path), tmp_path / "state", window_size=0)
     for name in ("a", "b", "c"):
         service.factory.snapshots.write(service.factory.create(name))
@@ -325,8 +326,6 @@ def test_links_in_the_state_folder(tmp_path: Path) -> None:
     (other / "1").mkdir()
     (streams / "c/2").symlink_to(other / "1")  # an older snapshot is a link in the end
     (streams / "c/1").rename(streams / "c/3")
-    (streams / "d").symlink_to(tmp_path / "nowhere")
-    (streams / "e").symlink_to(streams / "e")
     (streams / ".deleted-f").symlink_to(other)
     service = Service(make_tent(tmp_path), tmp_path / "state", window_size=0)
     with serve_in_thread(service) as client:
@@ -340,6 +339,48 @@ def test_links_in_the_state_folder(tmp_path: Path) -> None:
     assert [again.factory.read(name).num_updates for name in ("a", "b", "c")] == [1, 1, 1]
     assert (streams / "a").is_symlink() and len(list((other / "a").iterdir())) == 1
     again.release()
+
+
+def test_links_that_lead_nowhere_are_not_damage(tmp_path: Path) -> None:
+    """Such as those to a disk that is not mounted: their streams wait for it, and the others are served."""
+    options: dict[str, Any] = {"window_size": 0, "num_workers": 1, "limits": Limits(max_live_streams=1)}
+    service, names = Service(make_tent(tmp_path), tmp_path / "state", **options), ("stream", "snapshot", "file")
+    for name in names:
+        service.factory.snapshots.write(service.factory.create(name))
+    service.release()
+    streams, disk, hidden = tmp_path / "state/streams", tmp_path / "disk", tmp_path / "hidden"
+    disk.mkdir()
+    paths = [streams / path for path in ("stream", "snapshot/1", "file/1/state.safetensors")]
+    for name, path in zip(names, paths, strict=True):
+        path.rename(disk / name)
+        path.symlink_to(disk / name)
+    (streams / "loop").symlink_to(streams / "loop")
+
+    def check_unreadable(client: Client, *names: str) -> None:
+        for name in (*names, "loop"):
+            for _ in range(2):
+                response = client.call("POST", "/v2/models/ctta/infer", json=infer_request(name, make_images(4)))
+                assert response.status_code == 503 and response.headers["Retry-After"], response.text
+            assert client.call("GET", f"/streams/{name}").status_code in (200, 503)  # 200 if its summary is known
+        assert client.infer("other", make_images(4))["update"] >= 1
+
+    service = Service(make_tent(tmp_path), tmp_path / "state", **options)
+    with serve_in_thread(service) as client:
+        disk.rename(hidden)
+        check_unreadable(client, *names)
+        hidden.rename(disk)
+        assert [client.infer(name, make_images(4))["update"] for name in names] == [1, 1, 1]
+    disk.rename(hidden)
+    service = Service(make_tent(tmp_path), tmp_path / "state", **options)
+    with serve_in_thread(service) as client:
+        assert sorted(service.store.slots) == ["file", "loop", "other", "snapshot", "stream"]
+        assert client.call("GET", "/streams/stream").status_code == 503
+        check_unreadable(client, "stream")
+        hidden.rename(disk)
+        assert [client.infer(name, make_images(4))["update"] for name in names] == [2, 2, 2]
+        assert client.call("DELETE", "/streams/loop").status_code == 200
+        assert client.infer("loop", make_images(4))["update"] == 1
+    assert not list(streams.glob(".damaged*")) and (streams / "stream").is_symlink()
 
 
 def test_a_line_that_a_killed_process_left_unfinished_stays_on_its_own(tmp_path: Path) -> None:

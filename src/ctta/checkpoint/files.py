@@ -185,9 +185,10 @@ def _same_bits(value: Tensor, other: Tensor | None) -> bool:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read a file and check that its header is complete."""
-    if not path.is_file():
-        raise FileNotFoundError(f"no saved stream at {path}")
-    header, tensors = read_tensors(path, _METADATA_KEY)
+    try:
+        header, tensors = read_tensors(path, _METADATA_KEY)
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise FileNotFoundError(f"no saved stream at {path}") from error
     if not isinstance(header, dict) or "format" not in header:
         raise DamagedCheckpointError(f"{path} is a safetensors file, but not one of ctta.save")
     if header["format"] != FORMAT:

@@ -82,6 +82,12 @@ def _remove(path: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def _check_link(path: Path) -> None:
+    """Raise OSError if a path is a link to what is not there, such as a disk that is not mounted: it may come back."""
+    if path.is_symlink() and not path.exists():
+        raise OSError(errno.ENODEV, "its link leads nowhere", str(path))
+
+
 class ShardLostError(OSError):
     """Another process has claimed the streams, so this one must neither answer nor save."""
 
@@ -117,17 +123,19 @@ class Snapshots:
                     _remove(leftover)
 
     def names(self) -> Iterator[str]:
-        """Yield every stream that has a snapshot and belongs to this process."""
+        """Yield every stream that has a snapshot, or cannot be read now, and belongs to this process."""
         for path in sorted(self.directory.iterdir()):
-            if (name := parse_directory_name(path.name)) and self.owns(name) and self.numbers(name):
+            if (name := parse_directory_name(path.name)) and self.owns(name):
+                with suppress(OSError):
+                    if not self.numbers(name):
+                        continue
                 yield name
 
     def write(self, stream: ServedStream) -> None:
         """Replace the snapshot of a stream by its current state; OSError if that fails, and the old one remains."""
         self._check_owner()
-        parent = self._local_directory(stream.name)
+        parent, number = self._local_directory(stream.name), self._next_number(stream.name)
         parent.mkdir(exist_ok=True)
-        number = self._next_number(stream.name)
         unfinished = parent / f"{UNFINISHED}{number}"
         _remove(unfinished)  # of an attempt that failed, when it could not be removed either
         try:
@@ -201,13 +209,15 @@ class Snapshots:
         self._check_owner()
         path, deleted = (self.directory / f"{prefix}{directory_name(name)}" for prefix in ("", DELETED))
         _remove(deleted)
-        if path.exists():
+        try:
             os.rename(path, deleted)  # first, so that a kill leaves no partial directory that looks like a stream
-            _remove(deleted)
-            try:
-                fsync_directory(self.directory)
-            except OSError as error:  # it is deleted nevertheless, unless the power fails now
-                logger.warning("the deletion of stream %s could not be flushed: %s", name, error)
+        except FileNotFoundError:
+            return
+        _remove(deleted)
+        try:
+            fsync_directory(self.directory)
+        except OSError as error:  # it is deleted nevertheless, unless the power fails now
+            logger.warning("the deletion of stream %s could not be flushed: %s", name, error)
 
     def quarantine(self, name: str) -> Path | None:
         """Move a stream that cannot be read out of the way for a person to look at.
@@ -228,9 +238,13 @@ class Snapshots:
         return path
 
     def numbers(self, name: str) -> set[int]:
-        """Return the numbers of a stream's snapshots."""
+        """Return the numbers of a stream's snapshots; OSError if they cannot be read."""
         parent = self._local_directory(name)
-        return {int(path.name) for path in parent.iterdir() if path.name.isdecimal()} if parent.is_dir() else set()
+        try:
+            return {int(each) for each in os.listdir(parent) if each.isdecimal()}
+        except (FileNotFoundError, NotADirectoryError):
+            _check_link(parent)
+            return set()
 
     def _local_directory(self, name: str) -> Path:
         return self.directory / directory_name(name)
@@ -264,9 +278,15 @@ class Snapshots:
         """Return a file of a stream's newest snapshot."""
         if not self.directory.is_dir():  # not damage of a stream: a disk that is not mounted
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.directory))
+        parent = self._local_directory(name)
         if not (numbers := self.numbers(name)):
-            raise FileNotFoundError(f"there is no snapshot in {self._local_directory(name)}")
-        return self._local_directory(name) / str(max(numbers)) / file_name
+            if parent.is_symlink():
+                raise OSError(errno.ENODEV, "the directory that its link leads to is empty", str(parent))
+            raise FileNotFoundError(f"there is no snapshot in {parent}")
+        path = parent / str(max(numbers)) / file_name
+        _check_link(path.parent)
+        _check_link(path)
+        return path
 
 
 @dataclass(frozen=True)

@@ -139,11 +139,13 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
         page = [store.slots[name] for name in listing.page(query) if name in store.slots]
         return listing.describe([slot.summary() for slot in page if slot.last_summary is not None])
 
-    @router.get("/{name}", dependencies=infer, responses=error_responses(400, 404))
+    @router.get("/{name}", dependencies=infer, responses=error_responses(400, 404, 503))
     async def show_stream(name: Name) -> dict[str, Any]:
         """Show a stream: its counts, health and history."""
         slot = store.slot(name)
         if slot.last_summary is None:
+            if slot.is_stored:
+                raise ApiError(503, f"the stream {name!r} cannot be read now: see the log", retry_after=30)
             raise ApiError(404, f"the stream {name!r} is being created")
         return slot.summary()
 

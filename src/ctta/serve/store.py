@@ -34,8 +34,9 @@ FINAL_SAVE_ATTEMPTS, FINAL_SAVE_PAUSE = 3, 1.0  # number, seconds
 class StreamSlot:
     """A stream as the store knows it, in memory or on disk."""
 
-    def __init__(self, name: str, last_summary: dict[str, Any] | None) -> None:
-        self.name, self.last_summary = name, last_summary  # None while it is being created
+    def __init__(self, name: str, last_summary: dict[str, Any] | None, *, is_stored: bool = False) -> None:
+        # None while it is being created, or as long as what is stored cannot be read.
+        self.name, self.last_summary, self.is_stored = name, last_summary, is_stored
         self.stream: ServedStream | None = None
         self.turn = asyncio.Lock()  # of requests; fair: first come, first served
         # Held while a thread uses the stream: by a request that has a worker, or to write the stream to disk. Of the
@@ -286,8 +287,8 @@ class StreamStore:
         self._jobs.discard(job)
         if not job.cancelled():
             job.exception()  # or asyncio would report one that nobody waited for; it is logged already
-        was_never_created = slot.last_summary is None and slot.stream is None and not slot.num_waiting
-        if was_never_created and self.slots.get(slot.name) is slot:
+        is_known = slot.is_stored or slot.last_summary is not None or slot.stream is not None
+        if not is_known and not slot.num_waiting and self.slots.get(slot.name) is slot:
             del self.slots[slot.name]
 
     async def _run_in_turn(self, slot: StreamSlot, work: Callable[[ServedStream], T], started: asyncio.Event) -> T:
@@ -337,13 +338,17 @@ class StreamStore:
         return slot.stream
 
     async def _read_or_create(self, slot: StreamSlot) -> ServedStream:
-        if slot.last_summary is not None:
-            # Errors of the disk may be temporary, and what is stored undamaged.
-            with report_disk_errors(f"reading stream {slot.name}", self.metrics.count_failure):
+        snapshots = self.factory.snapshots
+        # Errors of the disk may be temporary, and what is stored undamaged.
+        with report_disk_errors(f"reading stream {slot.name}", self.metrics.count_failure):
+            if not slot.is_stored:  # or its disk was not there at the start
+                slot.is_stored = bool(await self._run_in_thread(self._threads, snapshots.numbers, slot.name))
+            if slot.is_stored:
                 try:
                     return await self._run_in_thread(self._threads, self.factory.read, slot.name)
                 except DamagedCheckpointError as error:
                     await self._run_in_thread(self._threads, self.factory.quarantine, slot.name, error)
+                    slot.is_stored = False
                 except CheckpointError as error:  # the operator's mistake, for the log
                     raise CheckpointError(
                         f"the stored state of stream {slot.name} does not fit this service ({error}): serve it with "
@@ -392,14 +397,18 @@ class StreamStore:
             logger.exception("stream %s could not be saved", slot.name)
             raise
         slot.num_saved_changes, slot.last_summary, slot.unsaved_since = num_changes, slot.stream.summary(), None
+        slot.is_stored = True
 
 
 def _find_streams(factory: StreamFactory) -> dict[str, StreamSlot]:
-    """Return every stream on disk; damaged ones are moved out of the way, to serve the others."""
+    """Return every stream on disk; damaged ones are moved out of the way, and others may be readable later."""
     slots, snapshots = {}, factory.snapshots
     for name in list(snapshots.names()):
         try:
-            slots[name] = StreamSlot(name, snapshots.read_summary(name))
+            slots[name] = StreamSlot(name, snapshots.read_summary(name), is_stored=True)
         except DamagedCheckpointError as error:
             factory.quarantine(name, error)
+        except OSError as error:
+            slots[name] = StreamSlot(name, None, is_stored=True)
+            logger.error("stream %s cannot be read now, and is answered with status 503: %s", name, error)
     return slots
