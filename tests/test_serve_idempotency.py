@@ -12,6 +12,7 @@ import torch
 from clusters import local_shards, make_batch
 from serving import Client, ServerProcess, infer_request, make_images, make_png, make_tent, serve_in_thread
 
+from ctta.io.tensors import read_tensors, write_tensors
 from ctta.serve import Service
 from ctta.serve.stream import MAX_KEYED_BYTES, MAX_KEYS, InferenceResult, KeyedResults
 
@@ -98,6 +99,29 @@ def test_keys_and_answers_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     again = build(tmp_path)
     assert len(again.factory.read("a").keyed._results) == MAX_KEYS
     again.release()
+
+
+def test_entries_of_another_version_are_ignored_or_forgotten(tmp_path: Path) -> None:
+    """A field that is unknown, and fields that are missing or of another kind; the stream itself goes on."""
+    with serve_in_thread(build(tmp_path)) as client:
+        answers = [send(client, f"key{number}", number).json() for number in range(4)]
+    (path,) = (tmp_path / "state/streams/a").glob("*/window.safetensors")
+    header, tensors = read_tensors(path, "stream")
+    first, second, third, fourth = header["keyed"]
+    first["new_field"] = 1
+    del second["adapted"]
+    third["ids"] = 5
+    header["keyed"] = [first, second, third, [fourth]]
+    write_tensors(path, tensors, "stream", header)
+    with serve_in_thread(build(tmp_path)) as client:
+        assert client.json("GET", "/streams/a")["updates"] == 4
+        assert send(client, "key0").json() == answers[0]
+        assert [send(client, f"key{number}", number).json()["parameters"]["update"] for number in (1, 2, 3)] == [
+            5,
+            6,
+            7,
+        ]
+    assert not list((tmp_path / "state/streams").glob(".damaged*"))
 
 
 def test_a_client_of_a_cluster_that_retries_after_a_death_teaches_once(tmp_path: Path) -> None:

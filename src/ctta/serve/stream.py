@@ -38,6 +38,8 @@ DEFAULT_BATCH_STATS = 0.5
 DEFAULT_UPDATE_EVERY = 4  # images
 MIN_BATCH_SIZE = 4  # images from which on their statistics beat the source's
 
+#: What a snapshot holds of the result of a request with an idempotency key, beside its logits and ids.
+_KEPT_FIELDS = ("num_updates", "adapted", "batch_stats", "reason", "resized_to")
 MAX_KEYS, MAX_KEYED_BYTES = 64, 2**18  # of requests with an idempotency key, and of their logits
 MAX_SAVINGS = 10.0  # seconds of wall time whose budget can be saved up
 #: Attributes of a stream that a request changes, beside its model.
@@ -201,17 +203,21 @@ class KeyedResults:
         entries, tensors = [], {}
         for number, (key, (digest, result)) in enumerate(self._results.items()):
             ids = result.ids and [result.ids.start, result.ids.stop]
-            entries.append({"key": key, "images": digest, **vars(result), "ids": ids})
-            tensors[str(number)] = entries[-1].pop("logits")
+            kept = {name: getattr(result, name) for name in _KEPT_FIELDS}
+            entries.append({"key": key, "images": digest, **kept, "ids": ids})
+            tensors[str(number)] = result.logits
         return entries, tensors
 
     def load_state_dict_(self, entries: list[dict[str, Any]], tensors: dict[str, Tensor]) -> None:
-        """Take over the results of a :meth:`state_dict`."""
+        """Take over the results of a :meth:`state_dict`, but those that another version wrote in another form."""
         for number, entry in enumerate(entries):
-            fields = {name: value for name, value in entry.items() if name not in ("key", "images")}
-            size, ids = fields["resized_to"], fields["ids"]
-            fields |= {"resized_to": size and (size[0], size[1]), "ids": ids and range(*ids)}
-            self._results[entry["key"]] = (entry["images"], InferenceResult(tensors[str(number)], **fields))
+            try:
+                fields = {name: entry[name] for name in _KEPT_FIELDS}
+                size, ids = fields["resized_to"], entry["ids"]
+                fields |= {"resized_to": size and (size[0], size[1]), "ids": ids and range(*ids)}
+                self._results[entry["key"]] = (entry["images"], InferenceResult(tensors[str(number)], **fields))
+            except (LookupError, TypeError, ValueError) as error:
+                logger.warning("an Idempotency-Key is forgotten, for its entry cannot be used (%r): %s", error, entry)
 
 
 def _hash_images(x: Tensor) -> str:
