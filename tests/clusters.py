@@ -14,7 +14,7 @@ from serving import SIZE, TIMEOUT, infer_request, make_images, make_tent
 from torch import Tensor
 
 from ctta import AdaptiveModel
-from ctta.serve import Service, Tokens
+from ctta.serve import Limits, Service, Tokens
 from ctta.serve.ray import RayOptions, RayService, Shard, SharedState, call_app, create_front, find_shard
 
 BATCH = 6  # images of each request, which is one update
@@ -24,11 +24,11 @@ NUM_SHARDS = 4
 class LocalShards(RayService):
     """Shards that can be killed; each is started when it is first called."""
 
-    def __init__(self, folder: Path, path: str, *, snapshot_interval: float, tokens: Tokens) -> None:
+    def __init__(self, folder: Path, path: str, *, snapshot_interval: float, tokens: Tokens, limits: Limits) -> None:
         def make(state: SharedState) -> Service:
             return make_service(state, folder, snapshot_interval)
 
-        super().__init__(RayOptions(make, path, tokens=tokens, num_shards=NUM_SHARDS))
+        super().__init__(RayOptions(make, path, tokens=tokens, num_shards=NUM_SHARDS, limits=limits))
         self.timeout = TIMEOUT
         self.processes: dict[int, Shard] = {}
         self.app = create_front(self)
@@ -104,8 +104,10 @@ async def local_shards(
     *,
     snapshot_interval: float = 60.0,
     tokens: Tokens = Tokens(),  # noqa: B008
+    limits: Limits = Limits(),  # noqa: B008
 ) -> AsyncIterator[LocalShards]:
-    shards = LocalShards(folder, path or str(folder / "state"), snapshot_interval=snapshot_interval, tokens=tokens)
+    state = path or str(folder / "state")
+    shards = LocalShards(folder, state, snapshot_interval=snapshot_interval, tokens=tokens, limits=limits)
     try:
         yield shards
     finally:

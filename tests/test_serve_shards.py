@@ -7,18 +7,30 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from clusters import NUM_SHARDS, History, LocalShards, end, local_shards, make_batch, make_service
 from command_line import output, user_error
-from serving import infer_request, make_tent
+from fastapi import Response
+from serving import TIMEOUT, infer_request, make_tent
 
 from ctta.cli.serve import ServiceRecipe, serve
 from ctta.errors import ConfigError
-from ctta.serve import Service, StateDirectory, Tokens
+from ctta.serve import Limits, Service, StateDirectory, Tokens
 from ctta.serve.persistence import INCARNATION, ShardLostError, StreamFactory
-from ctta.serve.ray import RayOptions, SharedState, check_num_shards, find_shard
+from ctta.serve.ray import (
+    RayOptions,
+    RayService,
+    Shard,
+    SharedState,
+    check_num_shards,
+    create_front,
+    find_shard,
+    read_slots,
+)
+from ctta.serve.store import StreamSlot
 
 STREAMS = [f"camera{number}" for number in range(5)]
 STREAM = STREAMS[0]
@@ -396,6 +408,143 @@ def test_requests_for_a_shard_that_does_not_start_end_in_time_and_keep_no_others
             assert (await shards.infer(other, make_batch(other, 0)))[0] == 200
             for task in waiting:
                 task.cancel()
+
+    asyncio.run(run())
+
+
+def test_bodies_for_a_shard_that_hangs_keep_no_others_out(tmp_path: Path) -> None:
+    """A paused process gets half of the memory for bodies, and a second one a third."""
+    part = 2**20
+    limits = Limits(max_body_bytes=part, max_request_bytes=4 * 12 * part)
+
+    async def run() -> None:
+        async with local_shards(tmp_path, limits=limits) as shards:
+            first, second, third = {find_shard(stream, NUM_SHARDS): stream for stream in STREAMS}.values()
+            await shards.infer(third, make_batch(third, 0))
+            may_go_on = asyncio.Event()
+
+            async def hang(*_arguments: object) -> Response:
+                await may_go_on.wait()
+                return Response()
+
+            for stream in (first, second):
+                await shards.infer(stream, make_batch(stream, 0))
+                shards.process_of(stream).handle = hang  # type: ignore[assignment]
+            sent = list[asyncio.Task[int]]()
+            for stream, num_held in ((first, 6), (second, 3)):
+                shard = find_shard(stream, NUM_SHARDS)
+                for number in range(1, num_held + 1):
+                    sent.append(asyncio.create_task(send_image(shards, stream, part)))
+                    while shards._num_bytes[shard] < number * part:
+                        assert not sent[-1].done()
+                        await asyncio.sleep(0.01)
+                assert await send_image(shards, stream, part) == 429
+            assert await send_image(shards, third, part) == 400
+            assert (await shards.request("GET", f"/streams/{third}"))[0] == 200
+            waiting = asyncio.create_task(shards.request("GET", f"/streams/{first}"))
+            await asyncio.sleep(0.1)
+            may_go_on.set()
+            assert (await waiting)[0] == 200 and {await task for task in sent} == {200}
+            assert not shards._num_bytes.total()
+
+    asyncio.run(run())
+
+
+async def send_image(shards: LocalShards, stream: str, num_bytes: int) -> int:
+    return (await shards.request("POST", f"/streams/{stream}/image", body=bytes(num_bytes)))[0]
+
+
+class LocalActor:
+    """The process of a shard, called as an actor of Ray is."""
+
+    def __init__(self, process: Shard) -> None:
+        self._process = process
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=getattr(self._process, name))
+
+
+class SilentHead(RayService):
+    """Shards on a cluster whose head may not answer for a while."""
+
+    def __init__(self, options: RayOptions) -> None:
+        super().__init__(options)
+        self.actors: dict[int, LocalActor] = {}
+        self.answers = threading.Event()
+        self.num_calls = Counter[object]()
+
+    def start_shard(self, shard: int) -> Any:
+        self.num_calls[shard] += 1
+        self.answers.wait()
+        return self.actors[shard]
+
+    def find_names(self, kind: str) -> list[str]:
+        self.num_calls[kind] += 1
+        self.answers.wait()
+        return [f"{shard}" for shard in self.actors]
+
+
+def test_a_head_that_is_silent_holds_up_nothing_on_shards_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many requests need the head, each waits its own time at most, and each call of the head is made once."""
+    monkeypatch.setattr("ctta.serve.ray.POLL_TIMEOUT", 0.5)
+    monkeypatch.setattr("ctta.serve.ray.MAX_AGE", 0.0)
+
+    async def run() -> None:
+        async with local_shards(tmp_path) as shards:
+            head = SilentHead(shards.options)
+            shards.app = create_front(head)
+            head.actors = {shard: LocalActor(shards.start_shard(shard)) for shard in range(NUM_SHARDS)}
+            other = next(stream for stream in STREAMS if find_shard(stream, NUM_SHARDS) != SHARD)
+            head.answers.set()
+            assert (await shards.infer(STREAM, make_batch(STREAM, 0)))[0] == 200
+            head.answers.clear()
+            head.timeout = 1.0
+            probes = [
+                asyncio.create_task(shards.request("GET", path))
+                for path in ("/v2/health/ready", "/metrics", "/streams", "/cluster", "/v2/models/ctta") * 10
+            ]
+            starting = [asyncio.create_task(shards.infer(other, make_batch(other, 0))) for _ in range(20)]
+            await asyncio.sleep(0.1)
+            async with asyncio.timeout(20.0):
+                for number in range(1, 4):
+                    status, answer = await shards.infer(STREAM, make_batch(STREAM, number))
+                    assert (status, answer["parameters"]["update"]) == (200, number + 1)
+                assert {(await probe)[0] for probe in probes} == {503}
+                assert {(await task)[0] for task in starting} == {503}
+            assert head.num_calls == {SHARD: 1, "shard": 1, find_shard(other, NUM_SHARDS): 1}
+            head.answers.set()
+            head.timeout = TIMEOUT
+            assert (await shards.infer(other, make_batch(other, 0)))[0] == 200
+            assert (await shards.request("GET", "/v2/health/ready"))[0] == 200
+            for actor in head.actors.values():
+                await actor.close.remote()
+
+    asyncio.run(run())
+
+
+def test_a_state_that_cannot_be_read_in_time_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctta.serve.ray.POLL_TIMEOUT", 0.5)
+    answers, calls = threading.Event(), list[str]()
+
+    def read(path: str) -> dict[str, StreamSlot]:
+        calls.append(path)
+        answers.wait()
+        return read_slots(path)
+
+    monkeypatch.setattr("ctta.serve.ray.read_slots", read)
+
+    async def run() -> None:
+        async with local_shards(tmp_path) as shards:
+            await shards.infer(STREAM, make_batch(STREAM, 0))
+            lists = [asyncio.create_task(shards.request("GET", "/streams")) for _ in range(40)]
+            await asyncio.sleep(0.1)
+            assert (await shards.infer(STREAM, make_batch(STREAM, 1)))[0] == 200
+            assert {(await each)[0] for each in lists} == {503} and len(calls) == 1
+            answers.set()
+            while (await shards.request("GET", "/streams"))[0] != 200:
+                await asyncio.sleep(0.01)
 
     asyncio.run(run())
 

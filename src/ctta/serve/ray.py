@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import importlib
 import logging
+import math
 import os
 import random
 import time
@@ -18,11 +19,12 @@ import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from socket import gethostname
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import Depends, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -42,10 +44,14 @@ from ctta.serve.store import StreamSlot
 
 logger = logging.getLogger("ctta.serve")
 
+T = TypeVar("T")
+
 NAMESPACE = "ctta"
 START_TIMEOUT = 600.0  # seconds; a cluster may have to start machines
 POLL_TIMEOUT = 3.0  # seconds for what is asked of all shards; probes and scrapers wait longer
 RETRY_PAUSE = 0.2  # seconds
+MAX_AGE = 1.0  # seconds of what was asked of the head or read from the state for another request
+NUM_THREADS = 4  # that start shards
 HEAD = "node:__internal_head__"  # a resource of the node that Ray was started on
 MAX_CLAIM_AGE = 1.0  # seconds since a claim was confirmed; Ray takes longer to declare a machine dead
 CLAIM_INTERVAL = 0.5  # seconds between two confirmations without a request
@@ -79,10 +85,10 @@ def check_num_shards(path: str, num_shards: int) -> None:
 
 
 def read_slots(path: str) -> dict[str, StreamSlot]:
-    """Return the streams in a shared state as they were saved, without changing anything; damaged ones are left out."""
+    """Return the streams in a shared state as they were saved, but those that cannot be read; nothing is changed."""
     snapshots, slots = Snapshots(Path(path, STREAMS_FOLDER), incarnation=0), {}
     for name in list(snapshots.names()):
-        with suppress(DamagedCheckpointError):  # which its shard finds and reports
+        with suppress(DamagedCheckpointError, OSError):  # which its shard finds and reports
             slots[name] = StreamSlot(name, snapshots.read_summary(name))
     return slots
 
@@ -110,7 +116,11 @@ class SharedState(StateDirectory):
         self._claims.mkdir(parents=True, exist_ok=True)
         # The markers may be missing where somebody has copied the streams alone.
         snapshots = Snapshots(self.path / STREAMS_FOLDER, owns=self.owns, incarnation=0)
-        newest = max((max(snapshots.numbers(name)) for name in snapshots.names()), default=0) // INCARNATION
+        numbers = {0}
+        for name in snapshots.names():
+            with suppress(OSError):  # of this stream alone
+                numbers |= snapshots.numbers(name)
+        newest = max(numbers) // INCARNATION
         while True:
             number = max(newest, *self._markers().values(), 0) + 1
             own = self._claims / f"{number}-{uuid.uuid4().hex}"
@@ -251,14 +261,53 @@ class Shard:
         self._confirmed_at = asked_at
 
 
+class SharedCall(Generic[T]):
+    """A call that may hang, which a thread of its own makes for all who ask at that time or soon after.
+
+    Args:
+        function: What to call.
+        name: What does not answer if the call does not end in time.
+    """
+
+    def __init__(self, function: Callable[[], T], name: str) -> None:
+        self._function, self._name = function, name
+        self._thread = ThreadPoolExecutor(1, "shared-call")
+        self._call: asyncio.Future[T] | None = None
+        self._started = -math.inf
+
+    async def get(self, max_age: float) -> T:
+        """Return the result of a call that began at most so many seconds ago; ApiError if there is none soon."""
+        is_over = self._call is None or self._call.done()
+        if self._call is None or (is_over and (time.monotonic() - self._started > max_age or self._call.exception())):
+            self._started = time.monotonic()
+            self._call = asyncio.get_running_loop().run_in_executor(self._thread, self._function)
+            self._call.add_done_callback(_note_error)
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._call), POLL_TIMEOUT)
+        except (OSError, import_ray().exceptions.RayError) as error:  # also TimeoutError
+            logger.error("%s does not answer: %r", self._name, error)
+            raise ApiError(503, f"{self._name} does not answer", retry_after=5) from error
+
+
+def _note_error(call: "asyncio.Future[Any]") -> None:
+    """Take note of the error of a call for which nobody may wait any more, so that asyncio does not report it."""
+    if not call.cancelled():
+        call.exception()
+
+
 class RayService:
     """A service on the cluster that this process is connected to, whose shards are started when first called."""
 
     def __init__(self, options: RayOptions) -> None:
         self.options, self.timeout = options, options.limits.request_timeout + POLL_TIMEOUT
         self._handles: dict[int, Any] = {}  # of shards that have answered
+        self._connecting: dict[int, asyncio.Task[Any]] = {}
+        # Not the threads of asyncio, which other requests need: these calls hang while the head does not answer.
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "connect")
+        self._names = SharedCall(lambda: self.find_names("shard"), "the head of the cluster")
+        self._stored = SharedCall(lambda: read_slots(options.state), "the state folder")
         self._num_asked = Counter[int]()  # requests in progress of each shard
-        self._stored: dict[str, StreamSlot] | None = None  # as saved, for shards without a process: nothing changes
+        self._num_bytes = Counter[int]()  # of their bodies
 
     def start_shard(self, shard: int) -> Any:
         """Return the actor of a shard, of which Ray has one at most: that which exists, or a new one."""
@@ -281,55 +330,75 @@ class RayService:
             )
         )
 
-    def find(self, kind: str = "shard") -> dict[str, Any]:
+    def find_names(self, kind: str) -> list[str]:
+        """Return what follows the kind in the names of the actors of a kind."""
+        prefix, found = f"{self.options.name}-{kind}-", import_ray().util.list_named_actors(all_namespaces=True)
+        names = [each["name"] for each in found if each["namespace"] == NAMESPACE]
+        return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+
+    def find(self, kind: str) -> dict[str, Any]:
         """Return the actors of a kind, by what follows the kind in their names."""
-        ray, prefix, found = import_ray(), f"{self.options.name}-{kind}-", {}
-        for each in ray.util.list_named_actors(all_namespaces=True):
-            if each["namespace"] == NAMESPACE and each["name"].startswith(prefix):
-                with suppress(ValueError):  # it has just ended
-                    found[each["name"].removeprefix(prefix)] = ray.get_actor(each["name"], NAMESPACE)
+        ray, found = import_ray(), {}
+        for name in self.find_names(kind):
+            with suppress(ValueError):  # it has just ended
+                found[name] = ray.get_actor(f"{self.options.name}-{kind}-{name}", NAMESPACE)
         return found
 
     async def running(self) -> list[int]:
-        """Return the shards that have a process; ApiError if the cluster does not say so."""
-        try:
-            return sorted(map(int, await asyncio.wait_for(asyncio.to_thread(self.find), POLL_TIMEOUT)))
-        except TimeoutError:
-            raise ApiError(503, "the head of the cluster does not answer", retry_after=5) from None
+        """Return the shards that have a process, or had one a moment ago; ApiError if the cluster does not say so."""
+        return sorted(map(int, await self._names.get(MAX_AGE)))
 
-    async def connect(self, shard: int) -> None:
-        """Wait until the process of a shard answers, which Ray may be starting; ConnectionError if it cannot start."""
-        errors = import_ray().exceptions
+    async def connect(self, shard: int) -> Any:
+        """Return the actor of a shard once it answers; Ray may have to start it.
+
+        Raises:
+            ConnectionError: If it cannot be started.
+            TimeoutError: If it takes too long.
+        """
         while shard not in self._handles:
-            actor = await asyncio.to_thread(self.start_shard, shard)
-            try:
-                await actor.describe.remote()
-                self._handles[shard] = actor
-            except errors.ActorUnavailableError:  # it is being restarted
-                await asyncio.sleep(RETRY_PAUSE)
-            except errors.RayActorError as error:
-                raise ConnectionError(str(error)) from error
+            if shard not in self._connecting:
+                self._connecting[shard] = task = asyncio.create_task(self._connect(shard))
+                task.add_done_callback(_note_error)
+                task.add_done_callback(lambda _task: self._connecting.pop(shard))
+            await asyncio.shield(self._connecting[shard])  # for all who wait for it
+        return self._handles[shard]
+
+    async def _connect(self, shard: int) -> None:
+        loop, errors = asyncio.get_running_loop(), import_ray().exceptions
+        async with asyncio.timeout(self.timeout):
+            while shard not in self._handles:
+                actor = await loop.run_in_executor(self._threads, self.start_shard, shard)
+                try:
+                    await actor.describe.remote()
+                    self._handles[shard] = actor
+                except errors.ActorUnavailableError:  # it is being restarted
+                    await asyncio.sleep(RETRY_PAUSE)
+                except errors.RayActorError as error:
+                    raise ConnectionError(str(error)) from error
 
     async def call(self, shard: int, method: str, *arguments: Any) -> Any:
         """Call a method of a shard; ConnectionError if its process ended meanwhile."""
-        await self.connect(shard)
+        actor = await self.connect(shard)
         try:
-            return await getattr(self._handles[shard], method).remote(*arguments)
+            return await getattr(actor, method).remote(*arguments)
         except import_ray().exceptions.RayActorError as error:
             self._handles.pop(shard, None)
             raise ConnectionError(str(error)) from error
 
-    async def ask(self, shard: int, method: str, *arguments: Any) -> Any:
-        """Call a method of a shard; ApiError with the status for the client if it does not answer."""
-        if self._num_asked[shard] >= self.options.limits.max_total_queue:  # the others need room in this process
+    async def ask(self, shard: int, scope: dict[str, Any], body: bytes = b"") -> Response:
+        """Send a request to a shard; ApiError with the status for the client if it does not answer."""
+        # The others need room in this process.
+        if self._num_asked[shard] >= self.options.limits.max_total_queue or self._is_too_large(shard, len(body)):
             raise ApiError(429, "too many requests are waiting: send the request again later", retry_after=1)
         self._num_asked[shard] += 1
+        self._num_bytes[shard] += len(body)
         is_sent = False
         try:
             async with asyncio.timeout(self.timeout):
                 await self.connect(shard)
                 is_sent = True
-                return await self.call(shard, method, *arguments)
+                response: Response = await self.call(shard, "handle", scope, body)
+                return response
         except TimeoutError:
             if is_sent:
                 raise ApiError(504, f"no answer within {self.timeout:g} s; an update may still count") from None
@@ -341,6 +410,12 @@ class RayService:
             raise ApiError(503, message, retry_after=1) from error
         finally:
             self._num_asked[shard] -= 1
+            self._num_bytes[shard] -= len(body)
+
+    def _is_too_large(self, shard: int, num_bytes: int) -> bool:
+        """Return whether a shard would hold more bytes than are then left for all; one body it may always have."""
+        num_left = self.options.limits.max_total_body_bytes - self._num_bytes.total() - num_bytes
+        return min(num_bytes, self._num_bytes[shard]) > 0 and self._num_bytes[shard] + num_bytes > num_left
 
     async def ask_all(self, method: str, *arguments: Any, of: Iterable[int] | None = None) -> dict[int, Any]:
         """Call a method of some shards, or of all that have a process; return what those return that answer soon."""
@@ -356,9 +431,9 @@ class RayService:
     async def list_streams(self, query: StreamQuery) -> dict[str, Any]:
         """Return a page of the streams of all shards; those that do not answer are listed as they were saved."""
         num_shards, listings = self.options.num_shards, await self.ask_all("list_streams", query)
-        if self._stored is None or len(listings) < len(await self.running()):
-            self._stored = await asyncio.to_thread(read_slots, self.options.state)
-        stored = {name: slot for name, slot in self._stored.items() if find_shard(name, num_shards) not in listings}
+        # What is saved for shards without a process does not change.
+        slots = await self._stored.get(math.inf if len(listings) == len(await self.running()) else MAX_AGE)
+        stored = {name: slot for name, slot in slots.items() if find_shard(name, num_shards) not in listings}
         listing = merge_listings([*listings.values(), await list_streams(stored.values(), query)])
         page = listing.page(query)
         found = await self.ask_all("summaries", page, of=listings)
@@ -374,7 +449,7 @@ class RayService:
         """
         options, ray = self.options, import_ray()
         check_host(host, options.tokens)
-        if not self.find():
+        if not self.find_names("shard"):
             StateDirectory(options.state).release()  # raises if another service uses it
         check_num_shards(options.state, options.num_shards)
         try:  # with one shard, so that mistakes are found now and not by the first client
@@ -400,7 +475,7 @@ class RayService:
     @property
     def is_running(self) -> bool:
         """Whether the service answers, or is being started."""
-        return bool(self.find("front"))
+        return bool(self.find_names("front"))
 
     def stop(self) -> None:
         """Save every stream, and end all processes of the service; OSError if some streams could not be saved."""
@@ -462,8 +537,7 @@ def create_front(shards: RayService) -> FastAPI:
     async def forward(request: Request, stream: str | None, body: bytes | bytearray = b"") -> Response:
         """Send a request to the shard of its stream, or to any if it is about none."""
         shard = random.choice(await shards.running() or [0]) if stream is None else find_shard(stream, num_shards)
-        response: Response = await shards.ask(shard, "handle", describe(request), bytes(body))
-        return response
+        return await shards.ask(shard, describe(request), bytes(body))
 
     @app.get("/streams", dependencies=infer)
     async def show_streams(query: Annotated[StreamQuery, Depends()]) -> dict[str, Any]:
