@@ -6,7 +6,8 @@ from unittest import mock
 
 import pytest
 
-from ctta.io.atomic import atomic_write
+from ctta.errors import ConfigError
+from ctta.io.atomic import atomic_write, parse_local_path
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -74,3 +75,15 @@ def test_a_durable_write_syncs_the_file_before_and_the_directory_after_it_is_ren
         with atomic_write(tmp_path / "a.txt") as temporary:
             temporary.write_text("new")
         assert steps == ["replace"]
+
+
+@pytest.mark.parametrize("path", ["streams", "/mnt/streams", "a:b/c", "C:/streams", "C:\\streams", "http"])
+def test_paths_are_no_urls(path: str) -> None:
+    assert parse_local_path(path) == Path(path)
+
+
+@pytest.mark.parametrize("path", ["memory://streams", "s3://bucket/streams", "file:///streams", "gs+x://a"])
+def test_urls_are_no_paths(path: str) -> None:
+    for given in (path, Path(path)):
+        with pytest.raises(ConfigError, match="mount the store as a folder"):
+            parse_local_path(given)

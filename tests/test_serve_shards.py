@@ -16,6 +16,7 @@ from command_line import output, user_error
 from fastapi import Response
 from serving import TIMEOUT, infer_request, make_tent
 
+from ctta.adapt.resume import lock_file
 from ctta.cli.serve import ServiceRecipe, serve
 from ctta.errors import ConfigError
 from ctta.serve import Limits, Service, StateDirectory, Tokens
@@ -576,13 +577,32 @@ def test_streams_of_a_shard_that_hangs_are_listed_as_they_were_saved(
     ("options", "message"),
     [
         (["--shards", 2], "--shards needs --ray"),
-        (["--ray", "auto", "--state", "s3://bucket/streams"], "--state must be a folder"),
+        (["--ray", "auto", "--state", "s3://bucket/streams"], "expected a path, got the URL"),
+        (["--state", "memory://streams"], "expected a path, got the URL"),
         (["--ray", "auto"], "--ray needs --state"),
         (["--ray", "auto", "--state", "x", "--camera", "a=/dev/video0"], "--camera needs one process"),
     ],
 )
 def test_options_that_contradict_each_other(options: list[object], message: str) -> None:
     assert message in user_error(serve, "--model", "embedded", *options)
+
+
+def test_a_state_is_no_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would become a folder of that name."""
+    model = make_tent(tmp_path)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    uses: list[Callable[[], object]] = [
+        lambda: Service(model, "s3://bucket/streams"),
+        lambda: StateDirectory(Path("s3://bucket/streams")),
+        lambda: RayOptions(lambda state: Service(model, state), "memory://streams"),
+        lambda: SharedState("memory://streams", NUM_SHARDS, SHARD),
+        lambda: lock_file(Path("s3://bucket/state.safetensors")).__enter__(),
+    ]
+    for use in uses:
+        with pytest.raises(ConfigError, match="expected a path, got the URL"):
+            use()
+    assert not list(Path().iterdir())
 
 
 def test_shards_get_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from ctta.distributed import data_parallel, world_size
 from ctta.distributed.collectives import run_on_rank_zero
 from ctta.errors import ConfigError
 from ctta.guard import Guarded, InputSpec, Monitored
+from ctta.io.atomic import parse_local_path
 from ctta.io.provenance import check_same_settings, read_settings, record_settings
 from ctta.optim import with_lr
 
@@ -35,7 +36,7 @@ def lock_file(path: Path) -> Iterator[None]:
         from filelock import FileLock, Timeout
     except ImportError as error:
         raise ImportError("a run needs filelock, which is not installed: pip install 'ctta[data]'") from error
-    path.parent.mkdir(parents=True, exist_ok=True)
+    parse_local_path(path).parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path.with_name(f"{path.name}.lock"))
     try:
         lock.acquire(timeout=0)

@@ -20,6 +20,7 @@ from ctta.core.options import Option
 from ctta.data.datasets.video import FrameSampling
 from ctta.errors import ConfigError
 from ctta.guard import Guarded, InputSpec
+from ctta.io.atomic import parse_local_path
 from ctta.io.python_files import absolute_file_spec
 
 try:
@@ -168,8 +169,6 @@ def serve(
     cameras = [serving.StreamCamera.parse(text, sampling) for text in [*(camera or ()), *(source or ())]]
     options = replace(options, limits=limits, keep_images=options.keep_images or pictures)
     recipe = ServiceRecipe(adaptation, options, guard, threads)
-    if "://" in (state or ""):
-        raise ConfigError(f"--state must be a folder, got the URL {state}: mount the store as one")
     if ray is not None:
         if state is None:
             raise ConfigError("--ray needs --state: a folder that all machines share")
@@ -209,7 +208,7 @@ def serve_on_ray(
     from ctta.serve.ray import RayOptions, RayService, connect
 
     # In another process, relative paths would start elsewhere.
-    state, given, options = os.path.abspath(state), recipe.adaptation, recipe.options
+    state, given, options = os.path.abspath(parse_local_path(state)), recipe.adaptation, recipe.options
     adaptation = replace(
         given,
         model=given.model and absolute_file_spec(given.model),

@@ -2,13 +2,30 @@
 
 import errno
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ctta.errors import ConfigError
+
 #: A full disk, and an exhausted quota as home folders on clusters have it.
 NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+
+
+def parse_local_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path, or raise ConfigError for a URL, which would become a folder of that name.
+
+    >>> parse_local_path("streams")
+    PosixPath('streams')
+    >>> parse_local_path(Path("s3://bucket/streams"))
+    Traceback (most recent call last):
+    ctta.errors.ConfigError: expected a path, got the URL s3:/bucket/streams: mount the store as a folder
+    """
+    if re.match("[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):  # a Path has dropped the second slash
+        raise ConfigError(f"expected a path, got the URL {path}: mount the store as a folder")
+    return Path(path)
 
 
 @contextmanager

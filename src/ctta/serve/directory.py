@@ -16,7 +16,7 @@ from ctta.core.hyperparameters import format_hyperparameters
 from ctta.core.model import AdaptiveModel
 from ctta.core.registry import DEFAULT_METHOD, find_methods, resolve_method
 from ctta.errors import ConfigError
-from ctta.io.atomic import atomic_write
+from ctta.io.atomic import atomic_write, parse_local_path
 from ctta.io.provenance import check_same_settings, read_settings
 from ctta.nn.surgery import source_fingerprint
 from ctta.serve.persistence import Snapshots
@@ -85,11 +85,11 @@ class StateDirectory:
         path: The directory; it is created if needed.
 
     Raises:
-        ConfigError: If another process uses the directory.
+        ConfigError: If another process uses the directory, or it is a URL.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = parse_local_path(path)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(self.path / "lock", thread_local=False)  # released by the thread that serves
         try:

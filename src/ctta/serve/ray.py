@@ -31,6 +31,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.types import ASGIApp, Message
 
 from ctta.errors import ConfigError, DamagedCheckpointError, first_line
+from ctta.io.atomic import parse_local_path
 from ctta.serve.app import StreamServer, add_error_handlers, create_app, open_listener
 from ctta.serve.directory import STREAMS_FOLDER, StateDirectory, lock_shared
 from ctta.serve.http import METHODS, ApiError, Authenticator, BodyReader, MemoryBudget, Tokens, check_host
@@ -97,11 +98,11 @@ class SharedState(StateDirectory):
     """The shared state as the process of one shard uses it, which claims the shard.
 
     Raises:
-        ConfigError: If a service of one process uses the folder.
+        ConfigError: If a service of one process uses the folder, or it is a URL.
     """
 
     def __init__(self, path: str, num_shards: int, shard: int) -> None:
-        self.path, self.shard, self._num_shards = Path(path), shard, num_shards
+        self.path, self.shard, self._num_shards = parse_local_path(path), shard, num_shards
         self._claims = self.path / "shards" / str(num_shards) / f"{shard:03d}"
         self._lock_file = ExitStack()
         self._lock_file.callback(os.close, lock_shared(self.path))
@@ -172,6 +173,9 @@ class RayOptions(ShardOptions):
     name: str = "ctta"
     tokens: Tokens = field(default_factory=Tokens, repr=False)
     limits: Limits = field(default_factory=Limits)  # of the front
+
+    def __post_init__(self) -> None:
+        parse_local_path(self.state)
 
 
 def read_clock() -> float:
