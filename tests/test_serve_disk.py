@@ -10,12 +10,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 from serving import TIMEOUT, Client, ServerProcess, infer_request, make_images, make_png, make_tent, serve_in_thread
 from small_disk import read_only, small_disk
 
@@ -160,7 +160,9 @@ def test_a_file_that_cannot_be_opened_is_not_damaged(tmp_path: Path) -> None:
     service.release()
 
 
-def test_connections_that_use_up_all_files_cost_no_stream_and_shut_out_no_request(tmp_path: Path) -> None:
+def test_connections_that_use_up_all_files_cost_no_stream_and_shut_out_no_request(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Of 128 files that the process may open; all but two of the streams are read from the disk again and again."""
     names = [f"s{number}" for number in range(6)]
     server = ServerProcess(tmp_path / "state", *OPTIONS, "--live-streams", 2, num_files=128)
@@ -168,17 +170,22 @@ def test_connections_that_use_up_all_files_cost_no_stream_and_shut_out_no_reques
         address = ("127.0.0.1", int(client.address.rpartition(":")[2]))
         for name in names:
             client.infer(name, make_images(4))
+        known = stack.enter_context(closing(HTTPConnection(*address, timeout=TIMEOUT)))
         for update in (2, 3):
+            known.request("GET", "/v2/health/live")  # a connection that is kept, as the others have sent nothing
+            assert json.loads(known.getresponse().read())["live"]
+            server.process.send_signal(signal.SIGSTOP)  # so that all arrive at once
             for _ in range(150):
                 silent = stack.enter_context(socket.create_connection(address, timeout=TIMEOUT))
                 silent.sendall(b"POST /streams/")
+            server.process.send_signal(signal.SIGCONT)
             for name in names:
                 fresh = Client(client.address)
                 assert fresh.infer(name, make_images(4, update))["update"] == update
                 fresh.session.close()
         assert metric(client, 'ctta_events_total{kind="damaged"}') == 0
         assert server.stop(signal.SIGTERM) == 0
-    assert not list((tmp_path / "state/streams").glob(".damaged*"))
+    assert not list((tmp_path / "state/streams").glob(".damaged*")) and "out of system" not in capfd.readouterr().err
     with server as client:
         assert [client.json("GET", f"/streams/{name}")["updates"] for name in names] == [3] * len(names)
 
@@ -187,19 +194,14 @@ def test_more_requests_than_connections_get_a_503(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "state", *OPTIONS, num_files=72)  # 18 connections, beside 64 other files at most
     with server as client, ExitStack() as stack:
         address = ("127.0.0.1", int(client.address.rpartition(":")[2]))
-        head = b"POST /streams/a/image HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+        head = b"POST /streams/a/image HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
         for _ in range(18):  # none of them is idle
-            stack.enter_context(socket.create_connection(address, timeout=TIMEOUT)).sendall(head)
-        time.sleep(0.5)
-        try:
-            response = Client(client.address).call("GET", "/v2/health/live")
-        except requests.ConnectionError:  # the answer came before the request was sent
-            return
-        assert (
-            response.status_code == 503
-            and response.headers["Retry-After"]
-            and "connections" in response.json()["error"]
-        )
+            busy = stack.enter_context(socket.create_connection(address, timeout=TIMEOUT))
+            busy.sendall(head)
+            assert busy.recv(100).startswith(b"HTTP/1.1 100 ")
+        with socket.create_connection(address, timeout=TIMEOUT) as further, further.makefile("rb") as answer:
+            status, text = answer.readline(), answer.read().lower()
+        assert status.startswith(b"HTTP/1.1 503 ") and b"retry-after" in text and b"too many connections" in text
 
 
 def test_a_folder_that_cannot_be_flushed_is_moved_or_deleted_nevertheless(

@@ -53,6 +53,9 @@ except ImportError:  # on Windows
 logger = logging.getLogger("ctta.serve")
 
 RESERVED_FILES = 64  # that may be open beside connections: libraries, the log, and the snapshots being read and written
+# At a time. One that is closed to make room for another is open for three more, as asyncio makes and closes them later.
+ACCEPTED_AT_ONCE = 8
+MAX_NOT_ACCEPTED = 2048  # connections that the system keeps until they are accepted
 _BUSY_BODY = b'{"error": "too many connections are open: send the request again later"}'
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
@@ -233,7 +236,7 @@ class StreamServer(uvicorn.Server):
                 http=protocol,  # type: ignore[arg-type]  # called like a class
                 ws="none",
                 log_level="warning",
-                backlog=max(1, max_connections // 2),  # accepted at once, beside those that are open already
+                backlog=ACCEPTED_AT_ONCE,
                 timeout_graceful_shutdown=max(1, round(limits.request_timeout)),
                 server_header=False,
                 lifespan="on",
@@ -244,6 +247,8 @@ class StreamServer(uvicorn.Server):
         """Start to accept connections."""
         await super().startup(sockets)
         if self.started:
+            for listener in sockets or ():
+                listener.listen(MAX_NOT_ACCEPTED)  # uvicorn has told the system the other number
             self._on_started()
 
     def request_stop(self) -> None:
@@ -275,7 +280,10 @@ def find_max_connections(requested: int) -> int:
 
 
 class LimitedConnection(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
-    """A connection that makes room for a new one while it has no request; the one that was quiet longest goes first."""
+    """A connection that makes room for a new one while it has no request.
+
+    Those without any request so far go first, and among them the one that was quiet longest.
+    """
 
     def __init__(self, *arguments: Any, max_connections: int, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -285,6 +293,10 @@ class LimitedConnection(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
     def _is_idle(self) -> bool:
         return self.cycle is None or bool(getattr(self.cycle, "response_complete", True))
 
+    @property
+    def _usefulness(self) -> tuple[bool, float]:
+        return self.cycle is not None, self._heard_at
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Close a connection that is idle if there are too many; if none is, answer this one with status 503."""
         super().connection_made(transport)
@@ -292,7 +304,7 @@ class LimitedConnection(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
         if len(others) < self._max_connections:
             return
         if idle := [each for each in others if each._is_idle]:
-            min(idle, key=lambda each: each._heard_at).transport.abort()
+            min(idle, key=lambda each: each._usefulness).transport.abort()
         else:
             self.transport.write(_BUSY)
             self.transport.close()
