@@ -453,15 +453,22 @@ class RayService:
         """
         options, ray = self.options, import_ray()
         check_host(host, options.tokens)
-        if not self.find_names("shard"):
+        is_new = not self.find_names("shard")
+        if is_new:
             StateDirectory(options.state).release()  # raises if another service uses it
         check_num_shards(options.state, options.num_shards)
         try:  # with one shard, so that mistakes are found now and not by the first client
             ray.get(self.start_shard(0).describe.remote(), timeout=START_TIMEOUT)
             fronts = self.start_fronts(host=host, port=port)
             ray.get([front.wait_until_listening.remote() for front in fronts], timeout=START_TIMEOUT)
-        except ray.exceptions.RayError as error:
-            raise ConfigError(f"the service could not be started: {str(error).strip().splitlines()[-1]}") from error
+        except BaseException as error:
+            if is_new:  # or what has been started would go on without the command
+                with suppress(OSError):  # of processes that have failed
+                    self.stop()
+            if isinstance(error, ray.exceptions.RayError):
+                message = str(error).strip().splitlines()[-1]
+                raise ConfigError(f"the service could not be started: {message}") from error
+            raise
 
     def start_fronts(self, *, host: str, port: int) -> list[Any]:
         """Return the fronts of all machines, and start those that are missing."""
