@@ -21,10 +21,11 @@ def test_a_service_keeps_its_promises_under_random_faults(place: list[str]) -> N
     )
     assert result.returncode == 0, result.stdout + result.stderr
     counts = {
-        line[:34].strip(): int(line[34:]) for line in result.stdout.splitlines()[1:] if line[34:].strip().isdecimal()
+        line[:44].strip(): int(line[44:]) for line in result.stdout.splitlines()[1:] if line[44:].strip().isdecimal()
     }
     assert counts["updates lost"] == 0 and counts["updates acknowledged"] > 0
     faults = ("full disk", "failing network", "bad requests", "clients that leave", "clients that do not read")
     assert counts["slow requests"] >= 1
     assert all(counts[fault] >= 1 for fault in (*faults, "silent connections"))
+    assert not place or counts["silent connections that were closed"] >= 1
     assert sum(counts[name] for name in counts if name.startswith(("kill", "SIGTERM", "paused"))) >= 1

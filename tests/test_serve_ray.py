@@ -27,6 +27,7 @@ ray = import_ray()
 cluster_utils = import_ray("ray.cluster_utils")
 
 STREAMS = ["camera0", "camera1", "camera3"]  # of the long forms, in three of eight shards
+STREAM = "camera0"
 TWO_STREAMS = ["camera0", "camera1"]  # in both of two shards
 PATIENCE = 600.0  # seconds; the process of each shard imports torch
 OPTIONS = ("--method", "tent", "--set", "lr=0.01", "--no-guard", "--window", "0", "--snapshot-every", "0.3")
@@ -309,6 +310,49 @@ def test_streams_survive_a_killed_process_and_move_to_a_node_that_replaces_their
 
 
 @pytest.mark.long
+def test_a_request_waits_for_the_node_that_replaces_the_only_one(cluster: Any, tmp_path: Path) -> None:
+    """One may get a 503: that which finds out that the process is gone."""
+    with deploy(cluster, tmp_path, [STREAM], "--timeout", TIMEOUT - 10, num_shards=1) as service:
+        history, statuses = service.histories[STREAM], list[int]()
+
+        def send(number: int) -> None:
+            request, headers = infer_request(STREAM, make_batch(STREAM, number)), {"Idempotency-Key": f"{number}"}
+            while len(statuses) < 3 and 200 not in statuses:
+                response = service.client.call("POST", "/v2/models/ctta/infer", json=request, headers=headers)
+                statuses.append(response.status_code)
+            history.check(number, response.json())
+
+        send(0)
+        until(lambda: service.count_saved(STREAM) == 1)
+        before = service.process(STREAM)
+        (victim,) = cluster.worker_nodes
+        cluster.remove_node(victim, allow_graceful=False)
+        until(lambda: not find_parent(before["pid"]))  # it lives on for a moment
+        statuses.clear()
+        sending = threading.Thread(target=send, args=[1])
+        sending.start()
+        time.sleep(5)
+        assert sending.is_alive(), f"there is no node for the shard: {statuses}"
+        cluster.add_node(**NODE)
+        sending.join(PATIENCE)
+        assert statuses in ([200], [503, 200]), statuses
+        assert history.num_lost == 0 and service.process(STREAM)["incarnation"] > before["incarnation"]
+
+
+@pytest.mark.long
+def test_a_service_that_cannot_listen_leaves_no_process(cluster: Any, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        server = ServerProcess(tmp_path / "state", *OPTIONS, "--ray", cluster.address, "--port", port)
+        code = "from ctta.cli import main; main()"
+        command = [sys.executable, "-c", code, "serve", *map(str, server.options)]
+        result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 1 and "the service could not be started" in result.stderr
+    assert "in use" in result.stderr, result.stderr
+    assert not ray.util.list_named_actors(all_namespaces=True)
+
+
+@pytest.mark.long
 def test_paused_nodes_that_come_back_and_many_deaths(cluster: Any, tmp_path: Path) -> None:
     cluster.add_node(**NODE)
     with deploy(cluster, tmp_path, STREAMS, num_shards=8) as service:
@@ -357,11 +401,13 @@ def is_listening(port: int) -> bool:
 
 
 @contextmanager
-def deploy(cluster: Any, tmp_path: Path, streams: Sequence[str], *, num_shards: int) -> Iterator[Deployment]:
+def deploy(
+    cluster: Any, tmp_path: Path, streams: Sequence[str], *options: object, num_shards: int
+) -> Iterator[Deployment]:
     """Serve on a cluster; at the end, stop the service and check what it has saved."""
     state = tmp_path / "state"
     placement = ("--ray", cluster.address, "--shards", num_shards, "--shard-cpus", SHARD_CPUS)
-    server = ServerProcess(state, *OPTIONS, *placement, "--port", find_free_port())
+    server = ServerProcess(state, *OPTIONS, *placement, *options, "--port", find_free_port())
     with server as client:
         template = build_method(models.load(server.spec), "tent", ["lr=0.01"])
         service = Deployment(client, template, state, streams, num_shards)

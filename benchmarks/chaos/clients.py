@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.chaos.service import TIMEOUT, ChaosService
+from benchmarks.chaos.service import TIMEOUT, ChaosService, Kind
 from ctta.core.model import AdaptiveModel
 from ctta.models import load as load_network
 from ctta.serve import build_method
@@ -140,8 +140,9 @@ class ChaosClient:
             )
             content = response.content
         except requests.RequestException as error:
-            self.counts["no answer"] += 1
-            if not may_break_off(self.service, sent):
+            causes = find_causes(self.service, sent)
+            self.counts[f"no answer ({' and '.join(causes) or 'no cause'})"] += 1
+            if not causes:
                 self.problems.append(f"stream {self.stream}: no answer from a service that runs ({error})")
             return False
         self.counts[f"status {response.status_code}"] += 1
@@ -219,13 +220,13 @@ class ChaosClient:
             self.model(make_batch(self.stream, number))
 
 
-def may_break_off(service: ChaosService, sent: float) -> bool:
-    """Return whether a connection since a time may end without an answer.
+def find_causes(service: ChaosService, sent: float) -> list[Kind]:
+    """Return why a connection since a time may end without an answer.
 
     One that has not sent its request yet may have to make room for silent ones.
     """
-    timeline, now = service.timeline, time.monotonic()
-    return timeline.was_on("down", sent, now) or timeline.was_on("silent connections", sent, now)
+    kinds: tuple[Kind, ...] = ("down", "silent connections")
+    return [kind for kind in kinds if service.timeline.was_on(kind, sent, time.monotonic())]
 
 
 def send_bad_request(service: ChaosService, problems: list[str], generator: random.Random) -> None:
@@ -234,7 +235,7 @@ def send_bad_request(service: ChaosService, problems: list[str], generator: rand
     try:
         response = requests.post(f"{service.address}/v2/models/ctta/infer", data=body, timeout=TIMEOUT)
     except requests.RequestException:
-        if not may_break_off(service, sent):
+        if not find_causes(service, sent):
             problems.append("no answer to a bad request")
         return
     timeline, shard, now = service.timeline, service.find_shard(DEFAULT_STREAM), time.monotonic()

@@ -5,10 +5,10 @@
 A service runs in other processes on loopback, with a small network and a small disk: one process with 128 files, or
 with ``--ray`` a service on a Ray cluster of two nodes. Clients send batches to it, each to its own stream, one of them
 slowly, with an idempotency key, and again until they are answered. Meanwhile, at random times and on top of each other,
-the disk is full, the network raises, clients send nonsense, leave, do not read their answers, or open 200 connections
-and send nothing; and the process is killed or stopped and started again, sometimes with room for two streams in memory
-only, and sometimes stopped just after it says that it listens. On Ray the process of a shard or the front is killed, a
-shard is paused for up to 20 seconds, or the service is stopped. Checked are:
+the disk is full, the network raises, clients send nonsense, leave, do not read their answers, or open more connections
+than are accepted and send nothing; and the process is killed or stopped and started again, sometimes with room for two
+streams in memory only, and sometimes stopped just after it says that it listens. On Ray the process of a shard or the
+front is killed, a shard is paused for up to 20 seconds, or the service is stopped. Checked are:
 
 - after a kill every update is there that was acknowledged two snapshot intervals earlier; an update that a full disk
   kept from being written is due two intervals after there is space again. After a stop every update is there;
@@ -98,6 +98,7 @@ def run(
             client.check_saved()
         if problems:
             problems.append((service.folder / "log").read_text()[-4000:])
+        counts["silent connections that were closed"] = service.num_closed
     times = {"oldest update dropped by a kill": max(client.oldest_dropped for client in clients)}
     if on_ray:
         times["longest answer while a shard is paused"] = service.longest_wait
@@ -152,7 +153,7 @@ def main() -> None:
     print(f"ctta {ctta.__version__}, {place}, {settings}, snapshots every {INTERVAL:g} s")
     first = (*FAULTS, "requests", "slow requests", "requests sent again", "updates acknowledged", "updates lost")
     for name in (*first, *sorted(counts.keys() - set(first))):
-        print(f"{name:34}{counts[name]:8}")
+        print(f"{name:44}{counts[name]:8}")
     for name, seconds in times.items():
         print(f"{name:44}{seconds:.2f} s")
     sys.exit("\n".join(problems) if problems else 0)

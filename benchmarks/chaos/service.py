@@ -21,10 +21,13 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from small_disk import SmallDisk, small_disk
 
+from ctta.serve import Limits
+
 INTERVAL = 1.0  # seconds between two snapshots
 TIMEOUT = 60.0  # seconds; a request that takes longer hangs
 NUM_FILES = 128  # that the process may have open
-NUM_SILENT = 200  # connections that send nothing
+NUM_SILENT = 200  # connections that send nothing, of which one process with so many files accepts 64 at a time
+NUM_SILENT_ON_RAY = Limits().max_connections + 100  # the front may open more files
 NUM_SHARDS = 4
 NETWORK = """
 import os
@@ -111,6 +114,8 @@ class ChaosService:
     options: tuple[object, ...] = ()
     may_start_later = False  # whether a request may have to start a process
     longest_wait = 0.0  # seconds of what was asked of others while a process was paused
+    num_silent = NUM_SILENT
+    num_closed = 0  # of the connections that send nothing, by the service
     prefix: tuple[str, ...] = ("prlimit", f"--nofile={NUM_FILES}:{NUM_FILES}")
 
     def __init__(self, folder: Path, disk: SmallDisk) -> None:
@@ -204,16 +209,30 @@ class ChaosService:
 
     @contextmanager
     def silent_connections(self) -> Iterator[None]:
-        """Open more connections than the process may have files, one after the other, and send nothing."""
-        url = urlsplit(self.address)
+        """Open more connections than the service accepts, one after the other, and send nothing."""
+        url, begun, opened = urlsplit(self.address), time.monotonic(), list[socket.socket]()
         with ExitStack() as stack:
             stack.enter_context(self.timeline.during("silent connections"))
-            for _ in range(NUM_SILENT):
+            for _ in range(self.num_silent):
                 try:
-                    stack.enter_context(socket.create_connection((url.hostname or "", url.port or 0), timeout=TIMEOUT))
+                    opened.append(socket.create_connection((url.hostname or "", url.port or 0), timeout=TIMEOUT))
                 except OSError:
                     break  # the service is down
+                stack.enter_context(opened[-1])
             yield
+            if not self.timeline.was_on("down", begun, time.monotonic()):
+                self.num_closed += sum(map(is_closed, opened))
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Return whether the other side has closed a connection on which it has sent nothing."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
 
 
 STOP_PROBABILITY = 0.2  # that the process is stopped and not killed
@@ -232,6 +251,7 @@ class ChaosCluster(ChaosService):
 
     prefix = ()
     may_start_later = True
+    num_silent = NUM_SILENT_ON_RAY
 
     def __init__(self, folder: Path, disk: SmallDisk, cluster: str, port: int) -> None:
         super().__init__(folder, disk)
