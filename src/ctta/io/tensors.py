@@ -62,7 +62,7 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], k
     ...     read_tensors(f"{folder}/a.safetensors", "stream")
     ({'step': 3}, {'x': tensor([1., 1.])})
     """
-    # The largest elements first, so that every tensor is aligned in memory when the file is mapped.
+    # The largest elements first, so that every tensor is aligned in memory where another library maps the file.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     for name in names:
         if (dtype := tensors[name].dtype) not in _DTYPES:
