@@ -25,7 +25,7 @@ from ctta.io.atomic import atomic_write
 from ctta.io.tensors import read_tensors, write_tensors
 from ctta.nn import BatchStats, find_norm_layers, find_norm_parameters
 from ctta.nn.heads import features_and_logits, find_head, record_features_
-from ctta.nn.surgery import Output, check_batch, copy_for_adaptation, fingerprint, train_only_
+from ctta.nn.surgery import Output, check_batch, copy_for_adaptation, explain_memory, fingerprint, train_only_
 from ctta.nn.vit import find_blocks, is_vit
 
 __all__ = ["SourceStats", "source_stats"]
@@ -228,6 +228,7 @@ def source_stats(
 
     Raises:
         InputError: There are no batches, or no labels for one.
+        torch.OutOfMemoryError: A batch does not fit into the memory of a device.
     """
     net_copy = copy_for_adaptation(net, batch_stats=batch_stats, output=output)
     trained = find_norm_parameters(net_copy)
@@ -355,6 +356,18 @@ class _Collector:
         return record
 
     def add(self, x: Tensor, labels: Tensor | None, *, has_head: bool) -> None:
+        """Add a batch; if it does not fit into the memory, the error says which does."""
+
+        def add(rows: Tensor) -> None:
+            self._add(rows, None if labels is None else labels[: len(rows)], has_head=has_head)
+
+        try:
+            add(x)
+        except torch.OutOfMemoryError as error:
+            error.__traceback__ = None  # or its frames would hold what the pass has allocated
+            raise torch.OutOfMemoryError(explain_memory(x, add)) from error
+
+    def _add(self, x: Tensor, labels: Tensor | None, *, has_head: bool) -> None:
         features, logits = features_and_logits(self.net, x) if has_head else (None, self.net(x))
         self.num_images, self.num_batches = self.num_images + len(x), self.num_batches + 1
         if self.parameters:

@@ -38,9 +38,10 @@ from ctta.data.streams import Segment, Stream
 from ctta.distributed import init
 from ctta.distributed.collectives import run_on_rank_zero
 from ctta.errors import ConfigError, DataError, annotate_network_errors
-from ctta.evaluation.steps import feed, find_weight
+from ctta.evaluation.steps import feed
 from ctta.io.images import Resize, to_unit_floats
 from ctta.methods import Source
+from ctta.nn.surgery import find_weight
 
 SIZE_HINT = "give --size HEIGHT WIDTH (size=) to resize them, or --batch-size 1 (batch_size=)"
 

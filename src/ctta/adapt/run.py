@@ -25,14 +25,14 @@ from ctta.core.registry import name_of
 from ctta.data.datasets.image_files import Order
 from ctta.errors import ConfigError, annotate_network_errors
 from ctta.evaluation.journal import SaveSchedule
-from ctta.evaluation.steps import find_weight, step_batch
+from ctta.evaluation.steps import step_batch
 from ctta.guard import GainEstimate, Monitored
 from ctta.guard.diagnostics import source_as_trained
 from ctta.guard.estimate import GainMonitor, count_inputs, measure_inputs, record_inputs
 from ctta.guard.summary import NUM_BINS, measure_answers
 from ctta.io.atomic import NO_SPACE_ERRNOS
 from ctta.nn import automatic_fraction, blends_automatically
-from ctta.nn.surgery import resize
+from ctta.nn.surgery import find_weight, resize
 
 if TYPE_CHECKING:
     from ctta.adapt.video import AnnotatedVideo

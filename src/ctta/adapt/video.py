@@ -24,9 +24,10 @@ from ctta.data.datasets.video import clip_rate, describe_address, estimate_num_f
 from ctta.data.streams import VideoBatch, VideoStream, video
 from ctta.distributed import world_size
 from ctta.errors import ConfigError
-from ctta.evaluation.steps import feed, find_weight
+from ctta.evaluation.steps import feed
 from ctta.io.atomic import atomic_write, fsync_file
 from ctta.io.images import import_pillow
+from ctta.nn.surgery import find_weight
 
 #: Encoders in the order of preference, with their options; without B-frames, packets are in the order of the frames.
 ENCODERS = {"libx264": {"crf": "20", "preset": "veryfast", "bf": "0"}, "mpeg4": {"qscale": "3", "bf": "0"}}

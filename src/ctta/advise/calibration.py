@@ -10,7 +10,7 @@ from ctta.core.validation import check_batch_stats, check_fraction
 from ctta.errors import InputError
 from ctta.functional import confidence
 from ctta.nn import BatchStats
-from ctta.nn.surgery import Output, copy_for_adaptation, iter_inputs, validate_batches
+from ctta.nn.surgery import Output, copy_for_adaptation, iter_inputs
 
 
 @torch.no_grad()
@@ -50,7 +50,7 @@ def calibrate_threshold(
     check_batch_stats(batch_stats)
     source = copy_for_adaptation(net, batch_stats=batch_stats, output=output)
     confidences = []
-    for x in validate_batches(iter_inputs(batches)):
+    for x in iter_inputs(batches, source):
         if len(x):
             confidences.append(confidence(source(x)).flatten().cpu())
     if not confidences:

@@ -33,11 +33,11 @@ from ctta.evaluation import Interval, Result, evaluate
 from ctta.evaluation.display import format_range, render_text_table
 from ctta.evaluation.intervals import estimate_difference
 from ctta.evaluation.results import select_visits
-from ctta.evaluation.steps import describe_environment, find_weight, step_batch
+from ctta.evaluation.steps import describe_environment, step_batch
 from ctta.guard import Guarded, InputSpec
 from ctta.io.atomic import atomic_write
 from ctta.models import Normalized
-from ctta.nn.surgery import fingerprint
+from ctta.nn.surgery import find_weight, fingerprint
 
 #: "unclear" if the interval is too wide to tell, so that nothing is certified.
 Outcome = Literal["pass", "fail", "unclear"]

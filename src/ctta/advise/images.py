@@ -19,9 +19,9 @@ from ctta.data.datasets import CleanImages, read_clean_images
 from ctta.data.datasets.base import CLEAN, PixelArray, describe_arrays
 from ctta.data.streams import Segment, Stream, correlated
 from ctta.errors import ConfigError, DataError, InputError
-from ctta.evaluation.steps import find_weight
 from ctta.io.images import to_unit_floats
 from ctta.methods import Source
+from ctta.nn.surgery import find_weight
 
 #: How the classes of a stream follow each other.
 StreamOrder = Literal["shuffled", "correlated", "sorted"]

@@ -227,7 +227,7 @@ def compute_source_stats(
             num_done = 0
             for part in pixels.split(batch_size):
                 update(num_done, len(pixels))
-                yield part.float().div(255).to(network.device)
+                yield part.float().div(255)
                 num_done += len(part)
 
         stats = source_stats(net, read_batches(), given, head=head, batch_stats=batch_stats)

@@ -41,11 +41,11 @@ from ctta.nn.surgery import (
     check_input_rank,
     copy_sharing_tensors,
     copy_without_hooks,
+    explain_memory,
     iter_inputs,
     keep_buffers,
     returns_logits,
     train_only_,
-    validate_batches,
 )
 from ctta.optim import load_state_
 from ctta.views import check_images
@@ -346,25 +346,18 @@ class AdaptiveModel(MethodUpdates, ABC):
 
         Copies of the method try a half, a quarter and so on, so that the size leaves room for one more set of weights.
         """
-        method, size = self.unwrapped, len(x) // 2 if self.coordinator is SINGLE_PROCESS else 0
-        shape, hint = "x".join(map(str, x.shape[1:])), "" if self.amp else ", or amp='bf16'"
-        problem = f"{x.device} has not enough memory for a batch of {len(x)} inputs of {shape}"
-        while size:
-            trial: AdaptiveModel | None = None
-            try:
-                trial = copy.deepcopy(method, {id(method.source): method.source})
-                with change_call(num_images=size):  # so that the copy does not explain its own failure
-                    (trial.adapt if changes else trial.predict)(x[:size])
-            except torch.OutOfMemoryError as error:
-                error.__traceback__ = None
-                size //= 2
-            except Exception:  # a library that has no memory left, or a batch that is too small for the method
-                break
-            else:
-                return f"{problem}: one of {size} fits, so use a batch size of {size}{hint}"
-            finally:
-                del trial
-        return f"{problem}: use smaller batches or inputs, reduce_memory() where the method learns{hint}"
+        method = self.unwrapped
+
+        def attempt(rows: Tensor) -> None:
+            trial = copy.deepcopy(method, {id(method.source): method.source})
+            with change_call(num_images=len(rows)):  # so that the copy does not explain its own failure
+                (trial.adapt if changes else trial.predict)(rows)
+
+        hint = "" if self.amp else ", or amp='bf16'"
+        is_single = self.coordinator is SINGLE_PROCESS
+        return explain_memory(
+            x, attempt if is_single else None, hint, f", reduce_memory() where the method learns{hint}"
+        )
 
     def _run_step(self, step: Callable[[Tensor], Tensor], x: Tensor, *, changes: bool) -> Tensor:
         is_late = self.checks_values_late and self.coordinator is SINGLE_PROCESS
@@ -524,7 +517,7 @@ class AdaptiveModel(MethodUpdates, ABC):
         net = copy_without_hooks(self._adapted_network, keep=self._callers_hooks)
         train_only_(net, self._trainable)
         if batches is not None:
-            estimate_running_statistics_(net, validate_batches(iter_inputs(batches)))
+            estimate_running_statistics_(net, iter_inputs(batches, net))
         elif self.batch_stats != 0:
             use_batch_statistics_(net, self.batch_stats)
         return net

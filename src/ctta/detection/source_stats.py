@@ -17,7 +17,7 @@ from ctta.errors import InputError
 from ctta.functional import at_least_float32
 from ctta.nn import find_norm_layers
 from ctta.nn.norm import NetworkHook
-from ctta.nn.surgery import check_batch, copy_for_adaptation, fingerprint, iter_inputs
+from ctta.nn.surgery import copy_for_adaptation, fingerprint, iter_inputs
 from ctta.source_stats import SourceStats
 
 #: How sure a detector must be of a box for its features to count (WHW).
@@ -154,8 +154,7 @@ def detection_stats(detector: nn.Module, batches: Iterable[Any]) -> SourceStats:
     levels: dict[int, _Gaussian] = {}
     objects: dict[int, _Gaussian] = {}
     num_images, shapes = 0, set()
-    for x in iter_inputs(batches):
-        check_batch(x)
+    for x in iter_inputs(batches, net):
         with recorded_outputs() as outputs:
             maps = net.features(x)
         for name, output in outputs.items():

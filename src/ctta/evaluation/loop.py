@@ -27,11 +27,10 @@ from ctta.evaluation.steps import (
     count_step_ratio,
     describe_environment,
     feed,
-    find_weight,
     step_batch,
     whole_ratio,
 )
-from ctta.nn.surgery import source_fingerprint
+from ctta.nn.surgery import find_weight, source_fingerprint
 
 OnBatch = Callable[[BatchRecord], None]
 ERASE_TO_END = "\x1b[K"

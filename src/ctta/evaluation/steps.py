@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from ctta.core.model import AdaptiveModel
 from ctta.data.streams import Batch, Stream
+from ctta.nn.surgery import find_weight
 
 BatchT = TypeVar("BatchT", bound=Batch)
 
@@ -26,11 +27,6 @@ PACKAGES = ("ctta", "torch", "numpy", "pillow", "timm", "torchvision", "transfor
 BACKWARD_COST = 2
 #: Passes are counted over at least this many batches and images, as some methods do not update at every batch.
 MIN_BATCHES, MIN_IMAGES = 4, 256
-
-
-def find_weight(net: nn.Module) -> Tensor:
-    """Return a weight of a network, whose device and data type its input has to have; an empty tensor without any."""
-    return next((each for each in net.parameters() if each.is_floating_point()), torch.empty(0))
 
 
 def step_batch(model: AdaptiveModel, x: Tensor, *, adapt: bool = True) -> Tensor:

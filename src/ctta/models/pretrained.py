@@ -22,6 +22,7 @@ from ctta.io.python_files import (
     split_file_spec,
     user_file_errors,
 )
+from ctta.nn.surgery import find_weight
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -56,7 +57,7 @@ class Normalized(nn.Module):
     """A network that normalizes its input: ``net((x - mean) / std)``.
 
     Corruptions and augmented views work on images in [0, 1], so normalization belongs inside the network. Mean and
-    std are buffers: they move with the network, and networks that differ only in them have different fingerprints.
+    std are buffers: they are where the network is, and networks that differ only in them have different fingerprints.
 
     Args:
         net: Network that takes normalized images; its output is returned unchanged.
@@ -78,8 +79,9 @@ class Normalized(nn.Module):
                 f"expected one mean and one positive std per channel, got mean {tuple(mean)} and std {tuple(std)}"
             )
         self.net = net
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1))
-        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(-1, 1, 1))
+        device = find_weight(net).device
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32, device=device).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32, device=device).view(-1, 1, 1))
 
     def forward(self, x: Tensor) -> Any:
         """Return the network's output for images (N, C, H, W) in [0, 1]."""

@@ -408,21 +408,48 @@ def check_batch_format(x: Tensor) -> None:
         raise InputError(f"expected a batch of inputs, got shape {tuple(x.shape)}: for one input call x.unsqueeze(0)")
 
 
-def validate_batches(batches: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the batches after :func:`check_batch`."""
-    for x in batches:
-        check_batch(x)
-        yield x
+def explain_memory(x: Tensor, attempt: Callable[[Tensor], object] | None, hint: str = "", last_hint: str = "") -> str:
+    """Return a sentence on a batch that does not fit into the memory, with the size of one that does.
+
+    Args:
+        x: The batch. No frame may hold what its failure has allocated.
+        attempt: Does the same with a half, a quarter and so on of the batch; None to try nothing.
+        hint: What else helps if one fits.
+        last_hint: What else helps if none does.
+    """
+    problem = f"{x.device} has not enough memory for a batch of {len(x)} inputs of {'x'.join(map(str, x.shape[1:]))}"
+    size = len(x) // 2 if attempt is not None else 0
+    while attempt is not None and size:
+        try:
+            attempt(x[:size])
+        except torch.OutOfMemoryError as error:
+            error.__traceback__ = None  # or its frames would hold what the attempt has allocated
+            size //= 2
+        except Exception:  # a library that has no memory left, or a batch that is too small
+            break
+        else:
+            return f"{problem}: one of {size} fits, so use a batch size of {size}{hint}"
+    return f"{problem}: use smaller batches or inputs{last_hint}"
 
 
-def iter_inputs(batches: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the inputs of batches that are tensors or (inputs, labels, ...) tuples, as data loaders return them."""
+def find_weight(net: nn.Module) -> Tensor:
+    """Return a weight of a network, whose device and data type its input has to have; an empty tensor without any."""
+    return next((each for each in net.parameters() if each.is_floating_point()), torch.empty(0))
+
+
+def iter_inputs(batches: Iterable[Any], net: nn.Module) -> Iterator[Tensor]:
+    """Yield the inputs of batches after :func:`check_batch`, on the device of a network.
+
+    The batches are tensors or (inputs, labels, ...) tuples, as data loaders return them.
+    """
     if isinstance(batches, Tensor):
         raise TypeError("expected an iterable of batches, got a single tensor: give [x]")
     for batch in batches:
         if not isinstance(batch, Tensor | tuple | list):
             raise TypeError(f"expected batches as tensors or (inputs, ...) tuples, got a {type(batch).__name__}")
-        yield batch if isinstance(batch, Tensor) else batch[0]
+        x = batch if isinstance(batch, Tensor) else batch[0]
+        check_batch(x)
+        yield x.to(find_weight(net).device, non_blocking=True)
 
 
 def fingerprint(net: nn.Module) -> str:
