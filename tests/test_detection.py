@@ -59,13 +59,13 @@ def test_overlap() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_suppression_equals_one_box_after_the_other(seed: int) -> None:
     found = make_boxes(seed, 120)
-    kept = suppress(found, 0.4, 1000)
+    kept, none = suppress([found, make_boxes(0, 0)], 0.4, 1000)
     expected = suppress_one_by_one(found, 0.4)
     assert 10 < len(expected) < 110
     assert kept["boxes"].tolist() == [box for box, _, _ in expected]
     assert kept["labels"].tolist() == [label for _, _, label in expected]
-    assert len(suppress(found, 0.4, 5)["boxes"]) == 5
-    assert len(suppress(make_boxes(0, 0), 0.4, 5)["boxes"]) == 0
+    assert len(suppress([found], 0.4, 5)[0]["boxes"]) == 5
+    assert len(none["boxes"]) == 0
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -83,7 +83,7 @@ def test_fusion_equals_one_box_after_the_other(seed: int) -> None:
 
 
 def test_packing_keeps_boxes() -> None:
-    found = [suppress(make_boxes(1), 0.5, 10), make_boxes(2, 0)]
+    found = suppress([make_boxes(1), make_boxes(2, 0)], 0.5, 10)
     first, second = unpack(pack(found, 12))
     assert torch.equal(first["boxes"], found[0]["boxes"]) and torch.equal(first["labels"], found[0]["labels"])
     assert len(second["boxes"]) == 0

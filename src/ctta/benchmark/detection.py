@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from ctta.core.options import Precision
 from ctta.detection import Boxes, detect, draw_street_batches, street_detector
+from ctta.detection.boxes import move_boxes
 from ctta.detection.drawing import draw_boxes
 from ctta.errors import ConfigError
 from ctta.evaluation.boxes import DetectionRun, run_detection
 from ctta.io.atomic import atomic_write
+from ctta.models import to_device
+from ctta.nn.surgery import find_weight
 
 #: The methods of ``ctta demo --task detection``.
 DETECTION_DEMO_METHODS = ("source", "bn_stats", "shift_statistics", "cotta")
@@ -94,6 +99,8 @@ def run_street_detection(
     batch_size: int = 4,
     split: str = "report",
     seed: int = 0,
+    device: str = "cpu",
+    amp: Precision | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> DetectionResult:
     """Let methods adapt the small detector to drawn streets, one part of the stream after the other.
@@ -105,6 +112,8 @@ def run_street_detection(
         batch_size: Frames in a batch.
         split: The scenes; settings are chosen on "choose" and reported on "report".
         seed: Seed of the scenes.
+        device: Where the detector runs.
+        amp: ``"bf16"`` or ``"fp16"`` to run it under ``torch.autocast``.
         on_progress: Called with the number of batches that are done, and of all.
 
     Returns:
@@ -116,15 +125,16 @@ def run_street_detection(
     chosen = methods if isinstance(methods, Mapping) else {name: (name, {}) for name in methods}
     if not chosen:
         raise ConfigError("expected at least one method")
-    detector, seconds = street_detector(), dict.fromkeys(chosen, 0.0)
+    detector, seconds = to_device(street_detector(), device), dict.fromkeys(chosen, 0.0)
 
     def timed(name: str) -> Callable[[Tensor], Sequence[Boxes]]:
         method, settings = chosen[name]
-        model = detect(detector, method, **settings)
+        model = detect(detector, method, **{"amp": amp, **settings})
 
         def call(x: Tensor) -> Sequence[Boxes]:
             start = time.perf_counter()
-            found: Sequence[Boxes] = model(x)
+            images = x.to(find_weight(model).device, non_blocking=True)
+            found = move_boxes(model(images), torch.device("cpu"))  # which waits until an accelerator is done
             seconds[name] += time.perf_counter() - start
             return found
 

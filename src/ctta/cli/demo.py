@@ -15,7 +15,7 @@ from ctta.benchmark.report.content import ReportContent, SectionContent, read_nu
 from ctta.cli.bench import exit_on_failures, print_failure, print_results
 from ctta.cli.console import exit_on_interrupt, print_rows, print_text, progress_bar
 from ctta.cli.options import command
-from ctta.core.options import Amp, Device, Option
+from ctta.core.options import Amp, Device, Option, Precision
 from ctta.core.validation import check_choice
 from ctta.errors import ConfigError
 
@@ -52,9 +52,7 @@ def demo(
     if task == "detection":
         if full:
             raise ConfigError("the demo of detection has one length: leave out --full")
-        if device != "cpu" or amp is not None:
-            raise ConfigError("the demo of detection runs on the CPU in float32: leave out --device and --amp")
-        demonstrate_detection(folder / "detection")
+        demonstrate_detection(folder / "detection", device, amp)
         return
     print_text("A ResNet-20 trained on clean CIFAR-10 images sees 15 corruptions, one after the other.\n")
     results = []
@@ -87,14 +85,14 @@ def demo(
     exit_on_failures(results)
 
 
-def demonstrate_detection(folder: Path) -> None:
+def demonstrate_detection(folder: Path, device: str = "cpu", amp: Precision | None = None) -> None:
     """Let the small detector adapt to day, night and day, and write its scores, a plot and images to a folder."""
     from ctta.benchmark.detection import DETECTION_DEMO_METHODS, run_street_detection
     from ctta.detection import DEFAULT_DETECTION_METHOD
 
     print_text("A small detector, trained on drawn streets by day, sees day, night and day again: mAP50 in percent.\n")
     with exit_on_interrupt(), progress_bar("detection") as update:
-        result = run_street_detection(on_progress=update)
+        result = run_street_detection(device=device, amp=amp, on_progress=update)
     header, *rows = result.tabulate()
     print_rows(header, rows, keep=header[0])
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,14 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict
+from typing import NotRequired, TypedDict, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ctta.core.parallel import read
+
 #: Boxes beyond these are not compared with each other: those with the highest scores are kept.
 MAX_CANDIDATES = 1000
+#: Suppression takes four or five passes in practice; an accelerator is asked whether all is settled after so many.
+PASSES_PER_READ = 8
 #: The gray of the border around a letterboxed image.
 BORDER = 114 / 255
 
@@ -53,29 +57,61 @@ def box_iou(boxes: Tensor, others: Tensor) -> Tensor:
     return inner / union.clamp_min(torch.finfo(union.dtype).tiny)
 
 
-def suppress(found: Boxes, max_overlap: float, max_boxes: int) -> Boxes:
-    """Return the best boxes, without those that overlap a better one of their class (non-maximum suppression).
+def suppress(found: Sequence[Boxes], max_overlap: float, max_boxes: int) -> list[Boxes]:
+    """Return the best boxes of each image, without those that overlap a better one of their class.
+
+    This is non-maximum suppression.
 
     Args:
-        found: Boxes in any order.
+        found: Boxes of each image in any order.
         max_overlap: The largest intersection over union that two boxes of a class may have.
-        max_boxes: How many boxes to return at most.
+        max_boxes: How many boxes of an image to return at most.
 
     Returns:
-        The boxes by descending score.
+        The boxes of each image by descending score.
     """
-    scores, order = found["scores"].sort(descending=True, stable=True)
-    scores, order = scores[:MAX_CANDIDATES], order[:MAX_CANDIDATES]
-    boxes, labels = found["boxes"][order], found["labels"][order]
-    hides = ((box_iou(boxes, boxes) > max_overlap) & (labels[:, None] == labels)).triu(1)
-    kept = torch.ones_like(labels, dtype=torch.bool)
-    while True:  # each pass settles at least the next box, and in practice three or four settle all
-        visible = ~(hides & kept[:, None]).any(0)
-        if torch.equal(visible, kept):
-            break
-        kept = visible
-    chosen = kept.nonzero()[:max_boxes, 0]
-    return {"boxes": boxes[chosen], "scores": scores[chosen], "labels": labels[chosen]}
+    candidates = [
+        select_boxes(each, each["scores"].argsort(descending=True, stable=True)[:MAX_CANDIDATES]) for each in found
+    ]
+    most = max(len(each["labels"]) for each in candidates)
+    exists = found[0]["labels"].new_zeros(len(found), most, dtype=torch.bool)
+    hides = exists.new_zeros(len(found), most, most)
+    for row, (boxes, labels) in enumerate((each["boxes"], each["labels"]) for each in candidates):
+        exists[row, : len(labels)] = True
+        overlaps = box_iou(boxes, boxes) > max_overlap
+        hides[row, : len(labels), : len(labels)] = (overlaps & (labels[:, None] == labels)).triu(1)
+    kept, is_settled = exists, False
+    while not is_settled:  # each pass settles at least the next box of every image
+        for _ in range(PASSES_PER_READ):
+            before, kept = kept, exists & ~(hides & kept[..., None]).any(1)
+        unchanged, counts = read((before == kept).all(), kept.sum(1))
+        is_settled = bool(unchanged)
+    chosen = [
+        each.int().argsort(descending=True, stable=True)[: min(count, max_boxes)]
+        for each, count in zip(kept, counts.tolist(), strict=True)
+    ]
+    return [select_boxes(each, rows) for each, rows in zip(candidates, chosen, strict=True)]
+
+
+def choose_boxes(boxes: Tensor, scores: Tensor, *, min_score: float, max_overlap: float, max_boxes: int) -> list[Boxes]:
+    """Return what a network finds in each image, from the scores of all its boxes for all classes.
+
+    Args:
+        boxes: Left, top, right and bottom (N, M, 4).
+        scores: Of each box for each class (N, M, classes).
+        min_score: Boxes with lower scores are left out.
+        max_overlap: See :func:`suppress`.
+        max_boxes: How many boxes an image may have.
+
+    Returns:
+        The boxes of each image by descending score.
+    """
+    is_candidate = scores > min_score
+    (counts,) = read(is_candidate.sum((1, 2)))
+    image, at, label = is_candidate.nonzero(as_tuple=True)
+    parts = (each.split(counts.tolist()) for each in (boxes[image, at], label, scores[image, at, label]))
+    every = [Boxes(boxes=box, labels=name, scores=score) for box, name, score in zip(*parts, strict=True)]
+    return suppress(every, max_overlap, max_boxes)
 
 
 def fuse_boxes(views: Sequence[Boxes], min_overlap: float = 0.55) -> Boxes:
@@ -93,6 +129,8 @@ def fuse_boxes(views: Sequence[Boxes], min_overlap: float = 0.55) -> Boxes:
 
     Reference: Solovyev, Wang, Gabruseva, "Weighted boxes fusion", Image and Vision Computing 2021.
     """
+    device = views[0]["boxes"].device
+    views = move_boxes(views, torch.device("cpu"))  # as there is a decision for each box
     boxes, scores, labels = (torch.cat([view[name] for view in views]) for name in ("boxes", "scores", "labels"))
     order = scores.argsort(descending=True, stable=True)
     order = order[scores[order] > 0]  # others have no weight
@@ -111,7 +149,25 @@ def fuse_boxes(views: Sequence[Boxes], min_overlap: float = 0.55) -> Boxes:
     counts, totals = counts[:num_means], totals[:num_means]
     fused = totals / counts * counts.clamp_max(len(views)) / len(views)
     fused, order = fused.sort(descending=True, stable=True)
-    return {"boxes": means[:num_means][order], "scores": fused, "labels": mean_labels[:num_means][order]}
+    merged = Boxes(boxes=means[:num_means][order], scores=fused, labels=mean_labels[:num_means][order])
+    return move_boxes([merged], device)[0]
+
+
+def move_boxes(found: Sequence[Boxes], device: torch.device) -> list[Boxes]:
+    """Return the boxes of a batch on a device, copied together.
+
+    Args:
+        found: The boxes of each image, all with scores or all without.
+        device: Where they should be.
+
+    Returns:
+        The same boxes.
+    """
+    counts = [len(each["boxes"]) for each in found]
+    joined = [torch.cat([cast(dict[str, Tensor], each)[name] for each in found]) for name in found[0]]
+    moved = read(*joined) if device.type == "cpu" else [each.to(device, non_blocking=True) for each in joined]
+    parts = zip(*(each.split(counts) for each in moved), strict=True)
+    return [cast(Boxes, dict(zip(found[0], values, strict=True))) for values in parts]
 
 
 def select_boxes(found: Boxes, chosen: Tensor) -> Boxes:
@@ -159,7 +215,8 @@ def unpack(packed: Tensor) -> list[Boxes]:
     Returns:
         The boxes.
     """
-    rows = (row[row[:, 5] >= 0] for row in packed)
+    (counts,) = read((packed[..., 5] >= 0).sum(1))
+    rows = (row[:count] for row, count in zip(packed, counts.tolist(), strict=True))
     return [{"boxes": row[:, :4], "scores": row[:, 4], "labels": row[:, 5].long()} for row in rows]
 
 

@@ -10,8 +10,9 @@ from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonArguments
 from ctta.core.model import MethodInfo
+from ctta.core.parallel import read
 from ctta.core.validation import check_each, check_fraction, check_positive
-from ctta.detection.boxes import Boxes, fuse_boxes, pack, select_boxes, unpack
+from ctta.detection.boxes import Boxes, fuse_boxes, move_boxes, pack, select_boxes, unpack
 from ctta.detection.detector import Detector
 from ctta.detection.model import DetectionModel
 from ctta.errors import ConfigError
@@ -94,10 +95,12 @@ class BoxCoTTA(DetectionModel):
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
         answer = self.predict_step(x)
-        found = unpack(answer)
-        thresholds = self._move_thresholds(found)
-        targets = [select_boxes(each, each["scores"] > thresholds[each["labels"]].to(x)) for each in found]
+        on_host, thresholds = read(answer, self.thresholds)
+        found = unpack(on_host)
+        thresholds = self._move_thresholds(thresholds, found)
+        targets = [select_boxes(each, each["scores"] > thresholds[each["labels"]].to(x.dtype)) for each in found]
         if any(len(each["boxes"]) for each in targets):
+            targets = move_boxes(targets, x.device)
             loss = self.student.loss(self._recolor(x), targets)
             if not self.minimize(loss, confidence=_mean_score(targets)):
                 return answer
@@ -110,35 +113,38 @@ class BoxCoTTA(DetectionModel):
     @override
     @torch.no_grad()
     def predict_step(self, x: Tensor) -> Tensor:
-        views = [unpack(self.teacher(x))]
+        answers: list[Tensor] = [self.teacher(x)]
+        views = [(1.0, 1.0, False)]
         for scale in (1.0, *self.scales):
             scaled = x if scale == 1 else resize(x, [max(1, round(side * scale)) for side in x.shape[2:]])
-            factors = x.new_tensor([x.shape[3] / scaled.shape[3], x.shape[2] / scaled.shape[2]]).repeat(2)
             for is_flipped in (False, True) if self.flip else (False,):
                 if scale == 1 and not is_flipped:
                     continue
-                found = unpack(self.teacher(scaled.flip(3) if is_flipped else scaled))
-                for each in found:
-                    boxes = _mirror(each["boxes"], scaled.shape[3]) if is_flipped else each["boxes"]
-                    each["boxes"] = boxes * factors
-                views.append(found)
-        if len(views) == 1:
-            return pack(views[0], self.source.max_detections)
-        merged = [fuse_boxes(each, self.min_overlap) for each in zip(*views, strict=True)]
-        return pack(merged, self.source.max_detections)
+                answers.append(self.teacher(scaled.flip(3) if is_flipped else scaled))
+                views.append((x.shape[3] / scaled.shape[3], x.shape[2] / scaled.shape[2], is_flipped))
+        if len(answers) == 1:
+            (answer,) = answers
+            return answer
+        found = [
+            [_undo(each, *view, width=x.shape[3]) for each in unpack(answer)]
+            for answer, view in zip(read(*answers), views, strict=True)
+        ]
+        merged = [fuse_boxes(each, self.min_overlap) for each in zip(*found, strict=True)]
+        packed = pack(merged, self.source.max_detections)
+        return packed.to(x.device, non_blocking=True)
 
     @torch.no_grad()
-    def _move_thresholds(self, found: Sequence[Boxes]) -> Tensor:
+    def _move_thresholds(self, thresholds: Tensor, found: Sequence[Boxes]) -> Tensor:
         scores, labels = (torch.cat([each[name] for each in found]) for name in ("scores", "labels"))
-        if len(labels) and int(labels.max()) >= len(self.thresholds):
-            known = len(self.thresholds)
+        if len(labels) and int(labels.max()) >= len(thresholds):
+            known = len(thresholds)
             raise ConfigError(f"the detector found class {int(labels.max())} of {known} classes: give num_classes=...")
         scores, labels = scores[scores > MIN_COUNTED_SCORE], labels[scores > MIN_COUNTED_SCORE]
-        sums = self.thresholds.new_zeros(self.thresholds.shape).index_add_(0, labels, scores.to(self.thresholds))
-        counts = torch.bincount(labels, minlength=len(self.thresholds))
+        sums = torch.zeros_like(thresholds).index_add_(0, labels, scores.to(thresholds))
+        counts = torch.bincount(labels, minlength=len(thresholds))
         level = THRESHOLD_FACTOR * (sums / counts.clamp_min(1)).sqrt()
-        moved = self.thresholds.lerp(level, 1 - self.threshold_decay).clamp(self.min_threshold, MAX_THRESHOLD)
-        return torch.where(counts > 0, moved, self.thresholds)
+        moved = thresholds.lerp(level, 1 - self.threshold_decay).clamp(self.min_threshold, MAX_THRESHOLD)
+        return torch.where(counts > 0, moved, thresholds)
 
     def _recolor(self, x: Tensor) -> Tensor:
         """Return images of other brightness, contrast and saturation."""
@@ -151,9 +157,12 @@ class BoxCoTTA(DetectionModel):
         return torch.lerp(x.mean(1, keepdim=True), x, saturation).clamp(0, 1)
 
 
-def _mirror(boxes: Tensor, width: int) -> Tensor:
-    left, top, right, bottom = boxes.unbind(1)
-    return torch.stack([width - right, top, width - left, bottom], 1)
+def _undo(found: Boxes, across: float, down: float, is_flipped: bool, *, width: int) -> Boxes:
+    """Return boxes of a scaled and perhaps mirrored view in pixels of the image."""
+    left, top, right, bottom = (found["boxes"] * found["boxes"].new_tensor([across, down] * 2)).unbind(1)
+    if is_flipped:
+        left, right = width - right, width - left
+    return Boxes(boxes=torch.stack([left, top, right, bottom], 1), labels=found["labels"], scores=found["scores"])
 
 
 def _mean_score(targets: Sequence[Boxes]) -> Tensor:

@@ -9,10 +9,12 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
-from ctta.detection.boxes import Boxes, box_area, letterbox, suppress
+from ctta.core.parallel import read
+from ctta.detection.boxes import Boxes, box_area, choose_boxes, letterbox, move_boxes, select_boxes
 from ctta.detection.detector import Detector, GivenDetector
 from ctta.detection.yolov5 import YOLOv5, YOLOv5Detector
 from ctta.errors import ConfigError
+from ctta.functional import at_least_float32
 from ctta.nn.surgery import unwrap
 
 _FUNCTIONS = ("predict", "loss", "features")
@@ -105,29 +107,31 @@ class TransformersDetector(Detector):
     @torch.no_grad()
     def predict(self, images: Tensor) -> list[Boxes]:
         out = self.net(pixel_values=self._prepare(images))
-        scores = out.logits.softmax(-1)[..., :-1] if self.has_background else out.logits.sigmoid()
+        logits, places = at_least_float32(out.logits), at_least_float32(out.pred_boxes)
         height, width = images.shape[-2:]
-        center, extent = out.pred_boxes.split(2, -1)
+        center, extent = places.split(2, -1)
         corners = torch.cat([center - extent / 2, center + extent / 2], -1)
         corners = corners.clamp(0, 1) * corners.new_tensor([width, height]).repeat(2)
-        found = []
-        for boxes, table in zip(corners, scores, strict=True):
-            if self.has_background:  # one class for each query
-                score, label = table.max(-1)
-                query = torch.arange(len(table), device=table.device)
-            else:
-                score, order = table.flatten().sort(descending=True, stable=True)
-                query, label = order // table.shape[1], order % table.shape[1]
-            score, order = score.sort(descending=True, stable=True)
-            order = order[score > self.min_score][: min(self.max_detections, len(table))]
-            found.append(Boxes(boxes=boxes[query[order]], labels=label[order], scores=score[: len(order)]))
-        return found
+        if self.has_background:  # one class for each query
+            scores, classes = logits.softmax(-1)[..., :-1].max(-1)
+            scores, order = scores.sort(dim=1, descending=True, stable=True)
+            queries, classes = order, classes.gather(1, order)
+        else:
+            scores, order = logits.sigmoid().flatten(1).sort(dim=1, descending=True, stable=True)
+            queries, classes = order // logits.shape[2], order % logits.shape[2]
+        most = min(self.max_detections, logits.shape[1])
+        (counts,) = read((scores > self.min_score).sum(1).clamp_max(most))
+        return [
+            Boxes(boxes=corners[row, queries[row, :count]], labels=classes[row, :count], scores=scores[row, :count])
+            for row, count in enumerate(counts.tolist())
+        ]
 
     @override
     def loss(self, images: Tensor, targets: Sequence[Boxes]) -> Tensor:
         size = images.new_tensor(images.shape[-2:]).flip(0)
         labels = [
-            {"class_labels": each["labels"], "boxes": _to_fractions(each["boxes"].to(images), size)} for each in targets
+            {"class_labels": each["labels"].to(images.device), "boxes": _to_fractions(each["boxes"].to(images), size)}
+            for each in targets
         ]
         loss: Tensor = self.net(pixel_values=self._prepare(images), labels=labels).loss
         return loss
@@ -169,9 +173,10 @@ class TorchvisionDetector(Detector):
     @override
     def loss(self, images: Tensor, targets: Sequence[Boxes]) -> Tensor:
         kept = []
-        for each in targets:
+        for each in move_boxes(targets, torch.device("cpu")):
             is_box = ((each["boxes"][:, 2:] - each["boxes"][:, :2]) > 0).all(1)  # it raises for others
-            kept.append({"boxes": each["boxes"][is_box].to(images), "labels": each["labels"][is_box]})
+            kept.append(select_boxes(each, is_box) | {"boxes": each["boxes"][is_box].to(images.dtype)})
+        kept = move_boxes(kept, images.device)
         modes = {module: module.training for module in self.net.modules()}
         try:
             for module in modes:
@@ -226,21 +231,22 @@ class UltralyticsDetector(Detector):
         canvas, fit = letterbox(images, self.size, self.STRIDE)
         out = self.net(canvas)
         table = out[0] if isinstance(out, tuple | list) else out  # (N, 4 + classes, boxes), center and extent in pixels
-        found = []
-        for each in table.transpose(1, 2):
-            center, extent, scores = each.split([2, 2, each.shape[1] - 4], 1)
-            at, label = (scores > self.min_score).nonzero(as_tuple=True)
-            boxes = torch.cat([center - extent / 2, center + extent / 2], 1)[at]
-            every = Boxes(boxes=boxes, labels=label, scores=scores[at, label])
-            kept = suppress(every, self.max_overlap, self.max_detections)
-            found.append(Boxes(boxes=fit.to_image(kept["boxes"]), labels=kept["labels"], scores=kept["scores"]))
-        return found
+        center, extent, scores = at_least_float32(table).transpose(1, 2).split([2, 2, table.shape[1] - 4], -1)
+        found = choose_boxes(
+            torch.cat([center - extent / 2, center + extent / 2], -1),
+            scores,
+            min_score=self.min_score,
+            max_overlap=self.max_overlap,
+            max_boxes=self.max_detections,
+        )
+        return [each | {"boxes": fit.to_image(each["boxes"])} for each in found]
 
     @override
     def loss(self, images: Tensor, targets: Sequence[Boxes]) -> Tensor:
         canvas, fit = letterbox(images, self.size, self.STRIDE)
-        size = canvas.new_tensor(canvas.shape[-2:]).flip(0)
-        boxes = [fit.to_canvas(each["boxes"].to(canvas)) for each in targets]
+        targets = move_boxes(targets, torch.device("cpu"))
+        boxes = [fit.to_canvas(each["boxes"].to(canvas.dtype)) for each in targets]
+        size = boxes[0].new_tensor(canvas.shape[-2:]).flip(0)
         is_box = [box_area(each) > 0 for each in boxes]
         numbers = [
             torch.full_like(each[mask][:, 0], number)
@@ -249,9 +255,11 @@ class UltralyticsDetector(Detector):
         labels = [each["labels"][mask] for each, mask in zip(targets, is_box, strict=True)]
         batch = {
             "img": canvas,
-            "batch_idx": torch.cat(numbers),
+            "batch_idx": torch.cat(numbers).to(canvas),
             "cls": torch.cat(labels).to(canvas).unsqueeze(1),
-            "bboxes": torch.cat([_to_fractions(each[mask], size) for each, mask in zip(boxes, is_box, strict=True)]),
+            "bboxes": torch.cat([_to_fractions(each[mask], size) for each, mask in zip(boxes, is_box, strict=True)]).to(
+                canvas
+            ),
         }
         total: Tensor = self.net.loss(batch)[0]
         return total.sum() / len(images)

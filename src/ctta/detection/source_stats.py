@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ctta.core.parallel import change_call, current_call
-from ctta.detection.boxes import Boxes, unpack
+from ctta.detection.boxes import Boxes, move_boxes, select_boxes, unpack
 from ctta.detection.detector import Detector
 from ctta.detection.libraries import as_detector
 from ctta.errors import InputError
@@ -73,14 +73,15 @@ def pool_objects(maps: Sequence[Tensor], found: Sequence[Boxes], size: Sequence[
         size: Height and width of the images.
 
     Returns:
-        Features (n, C), and the classes (n).
+        Features (n, C), and the classes (n), which are on the host.
     """
     finest = at_least_float32(maps[0])
-    features, labels = [finest.new_zeros(0, finest.shape[1])], [found[0]["labels"][:0]]
     steps = (torch.arange(_POINTS).to(finest) + 0.5) / _POINTS
-    for map_of_image, each in zip(finest, found, strict=True):
-        is_sure = each["scores"] >= MIN_OBJECT_SCORE
-        boxes = each["boxes"][is_sure].to(map_of_image)
+    on_host = move_boxes(found, torch.device("cpu"))
+    sure = [select_boxes(each, each["scores"] >= MIN_OBJECT_SCORE) for each in on_host]
+    features, labels = [finest.new_zeros(0, finest.shape[1])], torch.cat([each["labels"] for each in sure])
+    for map_of_image, each in zip(finest, move_boxes(sure, finest.device), strict=True):
+        boxes = each["boxes"].to(map_of_image)
         if not len(boxes):
             continue
         x = boxes[:, 0:1] + (boxes[:, 2:3] - boxes[:, 0:1]) * steps
@@ -92,8 +93,7 @@ def pool_objects(maps: Sequence[Tensor], found: Sequence[Boxes], size: Sequence[
             map_of_image[None], 2 * at.flatten(0, 1)[None] - 1, align_corners=False, padding_mode="border"
         )
         features.append(values[0].unflatten(1, (len(boxes), _POINTS)).mean((2, 3)).T)
-        labels.append(each["labels"][is_sure])
-    return torch.cat(features), torch.cat(labels)
+    return torch.cat(features), labels
 
 
 class _Gaussian:

@@ -1,12 +1,14 @@
 """Detectors that learn nothing, or only the statistics of their BatchNorms."""
 
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import PassArguments
 from ctta.core.model import MethodInfo
+from ctta.core.parallel import read_flags
 from ctta.core.updates import Step
 from ctta.detection.model import DetectionModel
 from ctta.methods import VANE, BNStats, Source
@@ -62,16 +64,18 @@ class ShiftStatisticsDetector(DetectionModel, VANE):
         tolerance: float = 0.2,
         horizon: float = 64.0,
         max_distance: float | None = 0.5,
+        **common: Unpack[PassArguments],
     ) -> None:
         # What else VANE does needs one prediction for each image, or views that align predictions.
         switched_off = {"views": (), "pixel_views": (), "learn": False}
         shift = {"tolerance": tolerance, "horizon": horizon, "max_distance": max_distance}
-        super().__init__(net, **shift, **switched_off)  # type: ignore[arg-type]
+        super().__init__(net, **shift, **switched_off, **common)  # type: ignore[arg-type]
 
     @override
     def _store(self, state: VaneState) -> None:
         # A network that computes NaN finds no boxes, so that what it answers is finite.
-        is_finite = all(bool(each.isfinite().all()) for layer in state.layers.values() for each in layer)
+        flags = [each.isfinite().all() for layer in state.layers.values() for each in layer]
+        is_finite = not flags or read_flags(torch.stack(flags).all())[0]
         self.last_step = Step(torch.zeros(()), skipped=not is_finite)
         if is_finite:
             super()._store(state)

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonWithoutBatchStats
 from ctta.core.model import MethodInfo
+from ctta.core.parallel import read
 from ctta.core.updates import Policy
 from ctta.core.validation import check_integer, check_non_negative
 from ctta.detection.boxes import unpack
@@ -212,16 +213,16 @@ class WHW(DetectionModel, StudentModel):
         is_paused = self.num_paused % PERIOD != 0
         with torch.set_grad_enabled(not is_paused):
             maps = self.student.features(x)
-            loss, level_means = self._compare_levels(maps)
+            loss, level_means, is_finite, has_moved = self._compare_levels(maps)
         if is_paused:
-            if loss.isfinite():
+            if is_finite:
                 self._store_levels_(level_means)
             self.num_paused += 1
             return answer
-        if not loss.isfinite():
+        if not is_finite:
             self.minimize(loss)  # which skips the step, and counts it
             return answer
-        needs_update = self.always or self.num_steps % PERIOD == 0 or self._has_moved(loss.detach())
+        needs_update = self.always or self.num_steps % PERIOD == 0 or has_moved
         self.mean_loss.lerp_(loss.detach().to(self.mean_loss), 1 - LOSS_DECAY)
         self.num_paused = 0 if needs_update else 1
         if not needs_update:
@@ -235,23 +236,30 @@ class WHW(DetectionModel, StudentModel):
             self.object_counts.copy_(counts)
         return answer
 
-    def _has_moved(self, loss: Tensor) -> bool:
-        noise = sum(self.source_stats.by_name("level.divergence").values())
-        return bool(loss > 2 * self.tolerance * noise) or bool(loss / (self.mean_loss + 1e-7) > self.growth)
+    def _compare_levels(self, maps: list[Tensor]) -> tuple[Tensor, list[Tensor], bool, bool]:
+        """Compare images with the source's.
 
-    def _compare_levels(self, maps: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Return the distance of the images from the source's, and the new means of the maps."""
-        stats, loss, means = self.source_stats.tensors, at_least_float32(maps[0]).new_zeros(()), []
+        Returns:
+            Their distance, the new means of the maps, whether it is finite, and whether it is large or has grown.
+        """
+        stats, terms, means = self.source_stats.tensors, [], []
         for number, each in enumerate(maps):
             vectors = at_least_float32(each).mean((2, 3))
             mean = self._move(self.get_buffer(f"level_mean_{number}"), vectors)
-            term = _divergence(mean - stats[f"level.mean/{number}"], stats[f"level.covariance/{number}"])
-            if term >= MAX_TERM:
-                mean = self.get_buffer(f"level_mean_{number}")
-            else:
-                loss = loss + term
+            terms.append(_divergence(mean - stats[f"level.mean/{number}"], stats[f"level.covariance/{number}"]))
             means.append(mean.detach())
-        return loss, means
+        values, zero = torch.stack(terms).detach(), terms[0].new_zeros(())
+        total = sum(values.masked_fill(values >= MAX_TERM, 0.0), zero)
+        noise = sum(self.source_stats.by_name("level.divergence").values(), zero)
+        has_moved = (total > 2 * self.tolerance * noise) | (total / (self.mean_loss + 1e-7) > self.growth)
+        values, flags = read(values, torch.stack([total.isfinite(), has_moved]))
+        is_used = [not value >= MAX_TERM for value in values.tolist()]
+        loss = sum([term for term, used in zip(terms, is_used, strict=True) if used], zero)
+        means = [
+            mean if used else self.get_buffer(f"level_mean_{number}")
+            for number, (mean, used) in enumerate(zip(means, is_used, strict=True))
+        ]
+        return loss, means, *flags.tolist()
 
     @torch.no_grad()
     def _store_levels_(self, means: list[Tensor]) -> None:
@@ -261,15 +269,20 @@ class WHW(DetectionModel, StudentModel):
     def _compare_objects(self, maps: list[Tensor], answer: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the distance of the objects from the source's, their new means and their counts by class."""
         stats, loss = self.source_stats.tensors, at_least_float32(maps[0]).new_zeros(())
-        features, labels = pool_objects(maps, unpack(answer), x.shape[2:])
-        found = torch.stack([(labels == label).sum() for label in self._classes]) if self._classes else labels[:0]
+        features, labels = pool_objects(maps, unpack(*read(answer)), x.shape[2:])
+        found = torch.tensor([int((labels == label).sum()) for label in self._classes])
         counts, means = self.object_counts + found.to(self.object_counts), self.object_means.clone()
+        compared: list[tuple[int, Tensor, Tensor]] = []
         for index, label in enumerate(self._classes):
             if not found[index]:
                 continue
-            mean = self._move(self.object_means[index], features[labels == label])
+            rows = (labels == label).nonzero()[:, 0].to(features.device, non_blocking=True)
+            mean = self._move(self.object_means[index], features[rows])
             term = _divergence(mean - stats[f"object.mean/{label}"], stats[f"object.covariance/{label}"])
-            if term < MAX_TERM:
+            compared.append((index, mean, term))
+        (values,) = read(torch.stack([term for _, _, term in compared])) if compared else (torch.empty(0),)
+        for (index, mean, term), value in zip(compared, values.tolist(), strict=True):
+            if value < MAX_TERM:
                 weight = ((counts.max() / counts[index]).log() + SMALL_WEIGHT).clamp_max(MAX_WEIGHT).square()
                 loss = loss + weight * term
                 means[index] = mean.detach()
@@ -283,5 +296,6 @@ class WHW(DetectionModel, StudentModel):
 
 def _divergence(difference: Tensor, covariance: Tensor) -> Tensor:
     """Return half of the symmetric divergence of two Gaussians of one covariance, from their means' difference."""
-    halved: Tensor = 0.5 * difference @ torch.linalg.solve(regularize(covariance), difference)
+    solved, _ = torch.linalg.solve_ex(regularize(covariance), difference)  # without reading whether it is regular
+    halved: Tensor = 0.5 * difference @ solved
     return halved

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
+from ctta.core.parallel import read
 from ctta.core.validation import check_integer, check_positive
-from ctta.detection.boxes import Boxes, letterbox, suppress
+from ctta.detection.boxes import Boxes, choose_boxes, letterbox
 from ctta.detection.detector import Detector
 from ctta.errors import CheckpointError, InputError
+from ctta.functional import at_least_float32
 
 #: Width and height of the anchors of the released networks, in pixels, for strides 8, 16 and 32.
 ANCHORS = (
@@ -239,7 +241,7 @@ def decode(raw: Sequence[Tensor], anchors: Tensor) -> tuple[Tensor, Tensor]:
     """
     boxes, scores = [], []
     for level, sizes, stride in zip(raw, anchors, STRIDES, strict=True):
-        values = level.sigmoid()
+        values = at_least_float32(level).sigmoid()  # 16 bits are too few for pixels
         rows, columns = (torch.arange(count, device=level.device) for count in level.shape[2:4])
         grid = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), -1)
         center = (2 * values[..., :2] - 0.5 + grid) * stride
@@ -308,29 +310,36 @@ def yolov5_loss(raw: Sequence[Tensor], targets: Tensor, anchors: Tensor, gains: 
 
     Args:
         raw: Maps of the network.
-        targets: As for :func:`match_anchors`.
+        targets: As for :func:`match_anchors`; those without extent are left out.
         anchors: Width and height of the anchors in cells (levels, anchors, 2).
         gains: The weights of box, objectness and class.
 
     Returns:
         The loss; upstream multiplies it with the number of images.
     """
-    of_boxes, of_objects, of_classes = (raw[0].new_zeros(()) for _ in range(3))
-    for level, sizes, weight in zip(raw, anchors, LEVEL_WEIGHTS, strict=True):
+    of_boxes, of_objects, of_classes = (at_least_float32(raw[0]).new_zeros(()) for _ in range(3))
+    targets, anchors = read(targets, anchors)  # how many cells an object belongs to is decided on the host
+    targets = targets[(targets[:, 4:] > 0).all(1)]
+    for values, sizes, weight in zip(raw, anchors, LEVEL_WEIGHTS, strict=True):
+        level = at_least_float32(values)
         objectness = level.new_zeros(level.shape[:-1])  # contiguous, whatever the map is
-        image, anchor, row, column, label, box, size = match_anchors(targets, sizes, *level.shape[2:4])
-        if len(image):
+        *at, label, box, size = match_anchors(targets, sizes, *level.shape[2:4])
+        if len(label):
+            steps = zip(at, objectness.stride(), strict=True)
+            flat = torch.stack([place * step for place, step in steps]).sum(0)
+            whole = torch.stack([*at, label, flat]).to(level.device, non_blocking=True)
+            image, anchor, row, column, label, flat = whole
+            box, size = torch.cat([box, size], 1).to(level.device, non_blocking=True).split([4, 2], 1)
             found = level[image, anchor, row, column]
             center = 2 * found[:, :2].sigmoid() - 0.5
             extent = (2 * found[:, 2:4].sigmoid()).square() * size
             overlap = complete_iou(torch.cat([center, extent], 1), box)
             of_boxes = of_boxes + (1 - overlap).mean()
-            at = torch.stack([image, anchor, row, column])
-            flat = (at * at.new_tensor(objectness.stride())[:, None]).sum(0)
             claimed = overlap.detach().clamp_min(0).to(objectness.dtype)
             objectness.view(-1).scatter_reduce_(0, flat, claimed, "amax")
             if level.shape[-1] > 6:
-                classes = F.one_hot(label, level.shape[-1] - 5).to(found.dtype)
+                # F.one_hot reads the labels of some devices.
+                classes = (label[:, None] == torch.arange(level.shape[-1] - 5, device=label.device)).to(found.dtype)
                 of_classes = of_classes + F.binary_cross_entropy_with_logits(found[:, 5:], classes)
         of_objects = of_objects + weight * F.binary_cross_entropy_with_logits(level[..., 4], objectness)
     return gains[0] * of_boxes + gains[1] * of_objects + gains[2] * of_classes
@@ -367,16 +376,13 @@ class YOLOv5Detector(Detector):
     @torch.no_grad()
     def predict(self, images: Tensor) -> list[Boxes]:
         canvas, fit = letterbox(images, self.size, STRIDES[-1])
-        found = []
-        for boxes, scores in zip(*decode(self.net(canvas), self.net.anchors), strict=True):
-            at, label = (scores > self.min_score).nonzero(as_tuple=True)
-            kept = suppress(
-                {"boxes": boxes[at], "scores": scores[at, label], "labels": label},
-                self.max_overlap,
-                self.max_detections,
-            )
-            found.append(Boxes(boxes=fit.to_image(kept["boxes"]), labels=kept["labels"], scores=kept["scores"]))
-        return found
+        found = choose_boxes(
+            *decode(self.net(canvas), self.net.anchors),
+            min_score=self.min_score,
+            max_overlap=self.max_overlap,
+            max_boxes=self.max_detections,
+        )
+        return [each | {"boxes": fit.to_image(each["boxes"])} for each in found]
 
     @override
     def loss(self, images: Tensor, targets: Sequence[Boxes]) -> Tensor:
@@ -390,9 +396,7 @@ class YOLOv5Detector(Detector):
             ).repeat(2)
             names = torch.stack([torch.full_like(each["labels"], number), each["labels"]], 1)
             rows.append(torch.cat([names.to(fractions), fractions], 1))
-        joined = torch.cat(rows)
-        joined = joined[(joined[:, 4:] > 0).all(1)]
-        return yolov5_loss(self.net(canvas), joined, self.net.anchors, self.net.gains)
+        return yolov5_loss(self.net(canvas), torch.cat(rows), self.net.anchors, self.net.gains)
 
     @override
     def features(self, images: Tensor) -> list[Tensor]:

@@ -7,10 +7,11 @@ from io import StringIO
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ctta.detection.boxes import Boxes, box_area
+from ctta.detection.boxes import Boxes, box_area, move_boxes
 from ctta.errors import InputError
+from ctta.nn.surgery import find_weight
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ def score_boxes(found: Sequence[Boxes], targets: Sequence[Boxes]) -> BoxScores:
         from pycocotools.cocoeval import COCOeval
     except ImportError as error:
         raise ImportError("scoring boxes needs pycocotools: pip install 'ctta[detect]'") from error
+    cpu = torch.device("cpu")
+    found, targets = move_boxes(found, cpu), move_boxes(targets, cpu)
     labels = torch.cat([each["labels"] for each in (*found, *targets)]).unique().tolist()
     truth = COCO()
     truth.dataset = {
@@ -79,7 +82,7 @@ def score_boxes(found: Sequence[Boxes], targets: Sequence[Boxes]) -> BoxScores:
 def _list_entries(images: Sequence[Boxes]) -> list[dict[str, object]]:
     entries: list[dict[str, object]] = []
     for number, each in enumerate(images):
-        corners, areas = each["boxes"].cpu().double(), box_area(each["boxes"].cpu().double()).tolist()
+        corners, areas = each["boxes"].double(), box_area(each["boxes"].double()).tolist()
         sizes = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1).tolist()
         scores = each["scores"].tolist() if "scores" in each else [1.0] * len(areas)
         for box, area, score, label in zip(sizes, areas, scores, each["labels"].tolist(), strict=True):
@@ -123,7 +126,7 @@ def run_detection(
     """Let models take turns on every batch of a stream, and return what each has found.
 
     Args:
-        models: Models of :func:`ctta.detect`, or other functions of images, by name.
+        models: Models of :func:`ctta.detect` on any device, or other functions of images, by name.
         batches: Images, the boxes to be found in each, and the name of the domain.
 
     Returns:
@@ -134,7 +137,8 @@ def run_detection(
     domains: list[str] = []
     for x, truth, domain in batches:
         for name, model in models.items():
-            found[name] += model(x)
+            device = find_weight(model).device if isinstance(model, nn.Module) else x.device
+            found[name] += move_boxes(model(x.to(device, non_blocking=True)), torch.device("cpu"))
         targets += truth
         domains += [domain] * len(x)
     return {name: DetectionRun(each, targets, domains) for name, each in found.items()}
