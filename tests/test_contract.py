@@ -11,7 +11,7 @@ import zlib
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from unittest import mock
 
 import pytest
@@ -162,6 +162,13 @@ class KeepsTensorOnTheHost(ctta.Tent):
         return super().adapt_step(x) * self.scale
 
 
+class ResetsOnTheHost(ctta.Tent):
+    def reset(self) -> Self:
+        super().reset()
+        self.scale = torch.ones(())
+        return self
+
+
 class KeepsAutocastCache(ctta.CoTTA):
     def adapt(self, x: Tensor) -> Tensor:
         with mock.patch("torch.clear_autocast_cache"):
@@ -221,6 +228,7 @@ class LeavesDropoutOn(ctta.Tent):
         (AcceptsAnyInput, "check_bad_input_changes_nothing"),
         (LeavesDropoutOn, "check_dropout_is_off"),
         (KeepsTensorOnTheHost, "check_state_is_where_the_network_is"),
+        (ResetsOnTheHost, "check_state_is_where_the_network_is"),
         (DeploysItsHook, "check_deploys_plain_network"),
         (KeepsAutocastCache, "check_autocast_sees_updated_weights"),
     ],

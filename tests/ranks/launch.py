@@ -29,7 +29,10 @@ PROCESS_CASES = [name for name in _OF_HOST if name != "commands_print_on_rank_ze
 #: Those of ranks with a simulated accelerator each; the others repeat the streams of all methods there.
 DEVICE_CASES = [
     *(name for name, module in _CASES.items() if module == "ranks.devices"),
-    *(f"equals_single_process_{name}" for name in ("tent_batch_norm", "cotta_vit", "vane_batch_norm", "views_vit")),
+    *(
+        f"equals_single_process_{name}"
+        for name in ("tent_batch_norm", "cotta_vit", "vane_batch_norm", "pea_vit", "views_vit")
+    ),
     *("a_rank_without_rows_contributes_nothing", "a_bad_batch_on_one_rank_is_refused_by_all"),
     *("all_start_from_the_state_of_rank_zero", "commands_print_on_rank_zero_only"),
 ]

@@ -1,6 +1,6 @@
 """PEA: align the tokens after each block of a vision transformer with the statistics of source images."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Unpack
 
@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from ctta.core.hyperparameters import PassArguments
 from ctta.core.model import AdaptiveModel, MethodInfo
-from ctta.core.parallel import current_reducer, read
+from ctta.core.parallel import change_call, current_reducer, read
 from ctta.core.validation import check_each, check_fraction, check_integer, check_positive
 from ctta.functional import at_least_float32, entropy
 from ctta.nn import BatchStats
@@ -69,6 +69,8 @@ class PEA(AdaptiveModel):
     ICLR 2026.
     """
 
+    source_factors: Tensor
+
     info = MethodInfo(
         "PEA",
         "Xiao et al., ICLR 2026",
@@ -118,6 +120,8 @@ class PEA(AdaptiveModel):
         )
         for name, value in start._asdict().items():
             self.register_buffer(name, value)
+        covariances = torch.stack([stats[f"block_outputs.covariance/{name}"].to(mean) for name in self.blocks])
+        self.register_buffer("source_factors", _factor(_regularize(self._split(covariances)), 0.5))  # (L, groups, g, g)
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
@@ -135,44 +139,41 @@ class PEA(AdaptiveModel):
     @torch.no_grad()
     def _align(self, x: Tensor) -> tuple[Tensor, StreamStatistics]:
         """Return the predictions of a batch, and the statistics after it."""
-        views = [x, _crop_center(x), x.flip(3)][: self.num_views + 1]
-        weights = self._weigh_blocks(views)
-        state = StreamStatistics(*(self.get_buffer(name).clone() for name in StreamStatistics._fields))
-        aligned_blocks = [number for number, weight in enumerate(weights) if weight >= MIN_WEIGHT]
-        with torch.autocast(x.device.type, enabled=False):
-            roots = {number: self._source_roots(number) for number in aligned_blocks}
+        # The views pass each block together, so that one decomposition of their covariances serves all of them.
+        views = torch.cat([x, _crop_center(x), x.flip(3)][: self.num_views + 1])
+        parts = (self.num_views + 1, len(x))
+        with change_call(num_parts=self.num_views + 1):
+            weights = self._weigh_blocks(views)
+            state = StreamStatistics(*(self.get_buffer(name).clone() for name in StreamStatistics._fields))
 
-        def align_block(number: int, tokens: Tensor) -> Tensor:
-            if number not in roots:
-                return tokens
-            values = at_least_float32(tokens)
-            with torch.autocast(tokens.device.type, enabled=False):
-                self._follow_(state, number, current_reducer().gather(values).flatten(0, 1))
-                aligned = self._move(values, state, number, roots[number])
-            return (values + weights[number] * (aligned - values)).to(tokens)
+            def align_block(number: int, tokens: Tensor) -> Tensor:
+                if weights[number] < MIN_WEIGHT:
+                    return tokens
+                values = at_least_float32(tokens)
+                with torch.autocast(tokens.device.type, enabled=False):
+                    aligned = self._move(values.unflatten(0, parts), state, number).flatten(0, 1)
+                return (values + weights[number] * (aligned - values)).to(tokens)
 
-        predictions = []
-        with self._change_outputs(align_block):
-            for view in views:
-                predictions.append(self.source(view))
-        logits = torch.stack(predictions).mean(0)
-        self.require_image_logits(logits)
+            with self._change_outputs(align_block):
+                logits = self.source(views)
+            self.require_image_logits(logits)
+        logits = logits.unflatten(0, parts).mean(0)
         return logits, self._finish(state, logits)
 
-    def _weigh_blocks(self, views: Sequence[Tensor]) -> list[float]:
+    def _weigh_blocks(self, views: Tensor) -> list[float]:
         """Return the weight of each block, from 0 for the least distance to the source to 1 for the largest."""
-        tokens: list[list[Tensor]] = [[] for _ in self.blocks]
+        tokens: list[Tensor] = []
 
         def record(number: int, output: Tensor) -> Tensor:
-            tokens[number].append(current_reducer().gather(at_least_float32(output[:, 0])))
+            classes = at_least_float32(output[:, 0]).unflatten(0, (self.num_views + 1, -1))
+            tokens.append(torch.cat([current_reducer().gather(part) for part in classes]))
             return output
 
         with self._change_outputs(record):
-            for view in views:
-                self.source(view)
+            self.source(views)
         distances = []
-        for number, found in enumerate(tokens):
-            values, (mean, covariance) = torch.cat(found), self._source(number)
+        for number, values in enumerate(tokens):
+            mean, covariance = self._source(number)
             variance = values.var(0, correction=min(1, len(values) - 1))
             distances.append((mean - values.mean(0)).norm() + (covariance.diagonal() - variance).norm())
         distance = torch.stack(distances)
@@ -185,14 +186,12 @@ class PEA(AdaptiveModel):
         mean, covariance = (self.source_stats[f"{name}/{self.blocks[number]}"].to(self.means) for name in names)
         return mean, covariance
 
-    def _groups(self, covariance: Tensor) -> list[Tensor]:
-        """Return the covariances of the groups of channels."""
-        starts = range(0, len(covariance), self.group_size)
-        return [covariance[start : start + self.group_size, start : start + self.group_size] for start in starts]
-
-    def _source_roots(self, number: int) -> list[Tensor]:
-        """Return the square root of the source's covariance for each group of channels."""
-        return [_power(_regularize(group), 0.5) for group in self._groups(self._source(number)[1])]
+    def _split(self, covariances: Tensor) -> Tensor:
+        """Return the covariances (..., groups, g, g) of groups of channels, the last one filled up with zeros."""
+        size = min(self.group_size, covariances.shape[-1])
+        missing = -covariances.shape[-1] % size
+        padded = F.pad(covariances, (0, missing, 0, missing))
+        return padded.unflatten(-1, (-1, size)).unflatten(-3, (-1, size)).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
 
     def _follow_(self, state: StreamStatistics, number: int, tokens: Tensor) -> None:
         """Move the statistics of a block toward tokens (T, d); a spike replaces them."""
@@ -208,12 +207,22 @@ class PEA(AdaptiveModel):
         state.drifts[number] = torch.where(is_first, 0.0, usual)
         state.started[number] = True
 
-    def _move(self, values: Tensor, state: StreamStatistics, number: int, roots: Sequence[Tensor]) -> Tensor:
-        """Return tokens (N, T, d) with the mean and the covariance of the source's."""
-        groups = zip(self._groups(state.covariances[number]), roots, strict=True)
-        whitened = (values - state.means[number]).split(self.group_size, -1)
-        parts = [part @ _power(group, -0.5) @ root for part, (group, root) in zip(whitened, groups, strict=True)]
-        return torch.cat(parts, -1) + self._source(number)[0]
+    def _move(self, values: Tensor, state: StreamStatistics, number: int) -> Tensor:
+        """Return tokens (V, N, T, d) with the mean and the covariance of the source's, view by view.
+
+        The statistics of the block follow each view before it is moved.
+        """
+        found = []
+        for tokens in values:
+            self._follow_(state, number, current_reducer().gather(tokens).flatten(0, 1))
+            found.append((state.means[number].clone(), state.covariances[number].clone()))
+        means, covariances = map(torch.stack, zip(*found, strict=True))
+        factor, of_source = _factor(self._split(covariances), -0.5), self.source_factors[number]
+        change = factor @ factor.mT @ (of_source @ of_source.mT)  # (V, groups, g, g)
+        missing = change.shape[1] * change.shape[2] - values.shape[-1]
+        centered = F.pad(values - means[:, None, None], (0, missing)).unflatten(-1, (-1, change.shape[2]))
+        aligned = torch.einsum("vntkg,vkgh->vntkh", centered, change).flatten(-2)
+        return aligned[..., : values.shape[-1]] + self._source(number)[0]
 
     def _finish(self, state: StreamStatistics, logits: Tensor) -> StreamStatistics:
         """Return the statistics after a batch, which start anew if the entropy has risen too far."""
@@ -255,12 +264,12 @@ def _crop_center(x: Tensor) -> Tensor:
 
 
 def _regularize(covariance: Tensor) -> Tensor:
-    return covariance + MIN_VARIANCE * torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+    return covariance + MIN_VARIANCE * torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
 
 
-def _power(covariance: Tensor, exponent: float) -> Tensor:
-    """Return a power of a symmetric positive matrix; an overflow counts as zero."""
+def _factor(covariance: Tensor, exponent: float) -> Tensor:
+    """Return F (..., g, g) of which F Fᵀ is a power of symmetric positive matrices; an overflow counts as zero."""
     values, vectors = torch.linalg.eigh(covariance.nan_to_num(posinf=0.0, neginf=0.0))
     least = MIN_VARIANCE if exponent < 0 else 0.0
-    found: Tensor = (vectors * values.clamp_min(least).pow(exponent)) @ vectors.T
+    found: Tensor = vectors * values.clamp_min(least).pow(exponent / 2).unsqueeze(-2)
     return found

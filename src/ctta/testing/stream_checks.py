@@ -170,13 +170,14 @@ def check_moves_mid_stream(case: ContractCase) -> None:
 
 @register_check
 def check_state_is_where_the_network_is(case: ContractCase) -> None:
-    """Check that a constructor and a fork create state where the network is; meta stands for any accelerator."""
+    """Check that a constructor, a fork and a reset create state where the network is; meta is any accelerator."""
     net = case.make_network()
     given = case.make_source_stats(net) | case.hyperparameters
     if "source_stats" in given:
         given["source_stats"].is_verified = True  # a network without values has no fingerprint
     model = case.method(net.to("meta"), **given)
-    for built, name in ((model, "the constructor"), (model.fork(), "fork()")):
+    for name, build in {"the constructor": lambda: model, "fork()": model.fork, "reset()": model.reset}.items():
+        built = build()
         tensors = {f"self.{key}": value for key, value in vars(built).items() if isinstance(value, Tensor)}
         for prefix, part in built.named_modules():
             buffers = part.named_buffers(prefix, recurse=False)
