@@ -24,16 +24,19 @@ from torch import Tensor, nn
 
 import ctta
 from benchmarks.speed import device as device_benchmark
+from benchmarks.speed import precision
 from benchmarks.speed.kernels import count_bare, find_trained
 from ctta.advise.candidates import count_state_bytes
 from ctta.cli.adapt import adapt as adapt_command
 from ctta.core.options import resolve_device
 from ctta.core.parallel import read
 from ctta.core.state import LazyModule
+from ctta.data.datasets import sample
 from ctta.data.streams import Batch, Segment, Stream, in_memory
 from ctta.errors import DataError, is_user_error
 from ctta.evaluation.steps import count_passes, feed
 from ctta.guard import Guarded
+from ctta.guard.detector import CollapseDetector
 from ctta.models.registry import to_device
 from ctta.policies import POLICIES, parse_policy
 from ctta.serve import Service
@@ -343,13 +346,19 @@ def test_views_are_augmented_together(views: Any, most: int) -> None:
     assert counts.copies_to_device <= 1
 
 
-@pytest.mark.parametrize(("preset", "most"), [("cotta_fast", 250), ("cotta", 410), ("tent", 50)])
+#: The most kernels of a step beyond the passes of a network of two layers. With the threshold of the preset, the source
+#: of CoTTA fast is asked whether views are needed. VANE measures and blends statistics in every layer.
+KERNELS = {"cotta_fast": 265, "cotta": 410, "tent": 50, "vane": 440}
+
+
+@pytest.mark.parametrize(("preset", "most"), KERNELS.items())
 def test_kernels_beyond_the_passes_of_the_network(preset: str, most: int) -> None:
     layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU()]
     net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).to(DEVICE)
     generator = torch.Generator().manual_seed(0)
     stream = [torch.rand(16, 3, 16, 16, generator=generator).to(DEVICE) for _ in range(8)]
-    settings: dict[str, Any] = {"threshold": 1.1} if "cotta" in preset else {}  # with views in every step
+    # With views in every step: of the preset, the source's answers on this untrained network are below its threshold.
+    settings: dict[str, Any] = {"threshold": 1.1} if preset == "cotta" else {}
     model = ctta.adapt(net, preset, **settings)
     forward, backward = count_bare(net, stream[0], find_trained(model))
     for x in stream[:3]:
@@ -358,7 +367,8 @@ def test_kernels_beyond_the_passes_of_the_network(preset: str, most: int) -> Non
         for x in stream[3:]:
             model(x)
     bare = (passes.forward * forward + passes.backward * backward) / len(stream[0])
-    assert (found.kernels - bare) / len(stream[3:]) <= most, f"{found.kernels} kernels, {bare} of passes"
+    beyond = (found.kernels - bare) / len(stream[3:])
+    assert beyond <= most, f"{beyond:.0f} kernels beyond those of the passes"
 
 
 @pytest.mark.parametrize("preset", ["cotta_fast", "cotta", "vane", "tent", "memo"])
@@ -675,3 +685,34 @@ def test_a_guard_reads_once(name: str, settings: dict[str, Any]) -> None:
         if name != "vane" or not inspected[-1]:  # VANE reads for what it would predict without learning
             assert found == reads + 1
     assert any(inspected) and not all(inspected) and not model.events
+
+
+def test_a_guard_reads_twice_where_it_suspects_few_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the method is less sure than usual, the source is asked about some images; here by turns."""
+    asked: list[bool] = []
+
+    def is_unsure(detector: CollapseDetector, predictions: Any) -> bool:
+        asked.append(len(asked) % 2 == 0)
+        return asked[-1]
+
+    monkeypatch.setattr(CollapseDetector, "is_unsure", is_unsure)
+    pixels = torch.from_numpy(np.ascontiguousarray(sample().images[:256])).permute(0, 3, 1, 2)
+    stream = list((pixels.float() / 255).split(16))
+    net = ctta.models.embedded().to(DEVICE)
+    model = Guarded(ctta.adapt(net, "tent"))
+    expected, found = count_reads(ctta.adapt(net, "tent"), stream)[4:], []
+    count_reads(model, stream[:4])
+    for x, reads in zip(stream[4:], expected, strict=True):
+        asked_before = len(asked)
+        (total,) = count_reads(model, [x])
+        found.append((total - reads, any(asked[asked_before:])))
+    assert set(found) == {(1, False), (2, True)} and not model.events
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["tent", "cotta_fast", "vane"])
+def test_error_in_16_bits(name: str) -> None:
+    """On the CPU: 15 corruptions of the embedded sample."""
+    stream = precision.read_stream()
+    errors = [precision.measure_error(name, stream, "cpu", amp) for amp in (None, "bf16")]
+    assert abs(errors[0] - errors[1]) <= 0.3

@@ -157,8 +157,11 @@ def make_street_stats() -> SourceStats:
 def test_host_reads(method: str) -> None:
     """They do not depend on how many images, boxes and layers there are; a default detector that finds boxes."""
     stats = {"source_stats": make_street_stats()} if method in ("actmad", "whw") else {}
-    cotta = {"min_threshold": 0.2, "threshold_decay": 0.5}
-    settings: dict[str, Any] = {"whw": {"always": True}, "cotta": cotta}.get(method, {})
+    choices: dict[str, dict[str, Any]] = {
+        "whw": {"always": True},
+        "cotta": {"min_threshold": 0.2, "threshold_decay": 0.5},
+    }
+    settings = choices.get(method, {})
     for batch_size in (2, 4):
         model = detect(street_detector().to("sim"), method, **stats, **settings)
         first, *_, last = (x.to("sim") for x in draw_batches(batch_size))

@@ -191,7 +191,8 @@ class PEA(AdaptiveModel):
         size = min(self.group_size, covariances.shape[-1])
         missing = -covariances.shape[-1] % size
         padded = F.pad(covariances, (0, missing, 0, missing))
-        return padded.unflatten(-1, (-1, size)).unflatten(-3, (-1, size)).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+        blocks: Tensor = padded.unflatten(-1, (-1, size)).unflatten(-3, (-1, size))
+        return blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
 
     def _follow_(self, state: StreamStatistics, number: int, tokens: Tensor) -> None:
         """Move the statistics of a block toward tokens (T, d); a spike replaces them."""
