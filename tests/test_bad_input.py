@@ -33,7 +33,7 @@ def build(net: nn.Module, method: str, **settings: Any) -> ctta.AdaptiveModel:
     if info and info.needs_vit:
         net = BlockViT(patch=2, size=6)
     if info and info.needs_source_data:
-        settings["source_stats"] = ctta.source_stats(net, [torch.rand(4, 3, 6, 6)])
+        settings["source_stats"] = ctta.source_stats(net, [torch.rand(4, 3, 6, 6)], blocks=info.needs_vit)
     return ctta.adapt(net, method, **settings)
 
 

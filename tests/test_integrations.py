@@ -1,5 +1,6 @@
 """Models within Lightning, transformers and trackers, nested outputs, and adapted networks in other runtimes."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ctta.integrations import (
     read_metrics,
 )
 from ctta.integrations.monitoring import MAX_STREAMS, HealthCollector
+from ctta.testing.networks import BlockViT
 
 
 def make_net() -> nn.Sequential:
@@ -242,24 +244,50 @@ class TestTransformers:
             model(torch.rand(2, 3, 16, 16), bool_masked_pos=torch.ones(2, 4))
 
 
-@pytest.fixture(scope="module", params=["tent", "neo", "unmix_tns", "t3a"])
-def deployed(request: pytest.FixtureRequest) -> nn.Module:
-    """Return a deployed network that still predicts what its method does, or one of estimated statistics."""
-    model = ctta.Tent(make_net(), lr=0.01) if request.param == "tent" else ctta.adapt(make_net(), request.param)
+def make_vit() -> nn.Module:
+    torch.manual_seed(0)
+    return BlockViT(size=12).eval()
+
+
+def deploy_after(method: str) -> tuple[nn.Module, nn.Module]:
+    """Return a deployed network that predicts what its method does, or one of estimated statistics; and its source."""
+    net, settings = make_vit() if method == "foa" else make_net(), dict[str, Any]()
+    if method == "foa":
+        settings = {"source_stats": ctta.source_stats(net, make_stream(1)), "num_prompts": 2, "population": 4}
+    model = ctta.Tent(net, lr=0.01) if method == "tent" else ctta.adapt(net, method, **settings)
     adapt_to(model, make_stream())
-    if request.param == "tent":
-        return model.deploy(make_stream()).eval()
+    if method == "tent":
+        return model.deploy(make_stream()).eval(), net
     deployed = model.deploy().eval()
     with torch.no_grad():
         torch.testing.assert_close(deployed(make_stream()[0]), model.predict_once(make_stream()[0]))
-    return deployed
+    return deployed, net
+
+
+@pytest.fixture(scope="module", params=["tent", "neo", "unmix_tns", "t3a", "bn_ema", "foa"])
+def pair(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module]:
+    """Return a deployed network and its source."""
+    return deploy_after(request.param)
+
+
+@pytest.mark.parametrize("method", ["unmix_tns", "foa", "neo"])
+def test_the_state_of_a_deployed_network_holds_all_of_its_adaptation(method: str) -> None:
+    adapted, x = deploy_after(method)[0], make_stream()[0]
+    blank = copy.deepcopy(adapted)
+    with torch.no_grad():
+        expected = adapted(x)
+        for value in blank.state_dict().values():
+            value.zero_()
+        assert not torch.allclose(blank(x), expected)
+        blank.load_state_dict(adapted.state_dict())
+        assert torch.equal(blank(x), expected)
 
 
 class TestExport:
     """A deployed network leaves Python: torch.export, and ONNX in another runtime."""
 
-    def test_torch_export(self, deployed: nn.Module, tmp_path: Path) -> None:
-        x = make_stream()[0]
+    def test_torch_export(self, pair: tuple[nn.Module, nn.Module], tmp_path: Path) -> None:
+        deployed, x = pair[0], make_stream()[0]
         program = torch.export.export(deployed, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
         torch.export.save(program, tmp_path / "adapted.pt2")
         loaded: Any = torch.export.load(tmp_path / "adapted.pt2").module()
@@ -267,17 +295,17 @@ class TestExport:
             torch.testing.assert_close(loaded(x[:5]), deployed(x[:5]), rtol=0, atol=1e-6)
 
     @pytest.mark.filterwarnings(OLD_TREES)
-    def test_onnx(self, deployed: nn.Module, tmp_path: Path) -> None:
+    def test_onnx(self, pair: tuple[nn.Module, nn.Module], tmp_path: Path) -> None:
         import onnxruntime
 
-        x, path = make_stream()[0], tmp_path / "adapted.onnx"
+        (deployed, source), x, path = pair, make_stream()[0], tmp_path / "adapted.onnx"
         shapes = ({0: torch.export.Dim("batch")},)
         torch.onnx.export(deployed, (x,), path, dynamo=True, dynamic_shapes=shapes, verbose=False)
         session = onnxruntime.InferenceSession(path)
         (logits,) = session.run(None, {session.get_inputs()[0].name: x[:5].numpy()})
         with torch.no_grad():
             expected = deployed(x[:5])
-            assert (expected - make_net()(x[:5])).abs().max() > 1e-3  # it is the adapted network
+            assert (expected - source(x[:5])).abs().max() > 1e-3  # it is the adapted network
         np.testing.assert_allclose(logits, expected.numpy(), rtol=0, atol=1e-5)
 
 

@@ -122,7 +122,7 @@ def test_pea(group_size: int, num_views: int, max_rise: float, num_resets: int) 
     with torch.no_grad():
         naive = NaivePEA(net, source, group_size, num_views, max_rise)
         expected = [naive(x) for x in STREAM]
-    stats = ctta.source_stats(net, source.split(7))
+    stats = ctta.source_stats(net, source.split(7), blocks=True)
     model = ctta.PEA(net, source_stats=stats, group_size=group_size, num_views=num_views, max_rise=max_rise)
     assert_same_run(model, STREAM, expected)
     assert naive.num_left >= len(STREAM), "the nearest block stays as it is"
@@ -132,10 +132,18 @@ def test_pea(group_size: int, num_views: int, max_rise: float, num_resets: int) 
 
 def test_statistics_of_blocks_do_not_depend_on_batches() -> None:
     net, source = make_net(), make_images(20, 0)
-    one, many = (ctta.source_stats(net, source.split(size)) for size in (20, 3))
+    one, many = (ctta.source_stats(net, source.split(size), blocks=True) for size in (20, 3))
     for name in ("block_outputs.mean", "block_outputs.covariance"):
         assert len(one.by_name(name)) == 4
         CLOSE(list(one.by_name(name).values()), list(many.by_name(name).values()))
+
+
+def test_statistics_of_blocks_are_computed_on_request_only() -> None:
+    net, source = make_net(), make_images(20, 0)
+    stats = ctta.source_stats(net, [source])
+    assert not any(name.startswith("block_outputs") for name in stats.names)
+    with pytest.raises(ctta.ConfigError, match="blocks=True"):
+        ctta.PEA(net, source_stats=stats)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -143,7 +151,7 @@ def test_every_kind_of_vit_is_aligned(kind: str) -> None:
     torch.manual_seed(0)
     net = KINDS[kind][0]().eval()
     x = torch.rand(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    model = ctta.PEA(net, source_stats=ctta.source_stats(net, [x]))
+    model = ctta.PEA(net, source_stats=ctta.source_stats(net, [x], blocks=True))
     shifted = x * 0.2
     assert (model(shifted) - ctta.Source(net)(shifted)).abs().max() > 1e-4
     assert model.started.any() and not model.started.all()

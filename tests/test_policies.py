@@ -327,6 +327,42 @@ def test_update_when(every: int, rise: float | None) -> None:
         assert len(learned) < len(stream())
 
 
+@pytest.mark.parametrize("method", [ctta.ROID, ctta.CMF])
+def test_a_rise_compares_predictions_as_they_are_returned(method: type[ctta.ROID]) -> None:
+    """The corrected ones have another entropy than those that the methods learn from."""
+    model = method(classifier(), policies=[ctta.policies.update_when(4, rise=1.0)], batch_stats=1.0, views=())
+    average, since, learned = math.inf, 3, list[bool]()
+    for x in stream():
+        value = float(ctta.functional.entropy(model.predict(x)).mean())
+        learned.append(since == 3 or value > average)
+        model(x)
+        assert model.is_skipping != learned[-1]
+        since = 0 if learned[-1] else since + 1
+        average = value if average == math.inf else 0.99 * average + 0.01 * value
+    assert len(learned) / 4 < sum(learned) < len(learned), "some updates are not due, and some batches are skipped"
+
+
+def test_an_update_is_due_until_something_was_learned() -> None:
+    policies = [ctta.policies.update_when(3)]
+    model = ctta.ETA(classifier(), policies=policies, margin=1.0, redundancy=1.0, batch_stats=1.0)
+    found = []
+    for step, x in enumerate(stream()[:9]):
+        model.margin = 0.0 if step in (3, 4) else 1.0  # nothing is reliable enough
+        model(x)
+        step_taken = model.last_step
+        found.append("skip" if step_taken is None else "empty" if step_taken.is_empty else "learn")
+    assert found == ["learn", "skip", "skip", "empty", "empty", "learn", "skip", "skip", "learn"]
+
+
+def test_a_guard_tells_that_an_update_was_skipped() -> None:
+    model = ctta.Guarded(ctta.Tent(classifier(), policies=[ctta.policies.update_when(2)], batch_stats=1.0))
+    found = []
+    for x in stream()[:4]:
+        model(x)
+        found.append(model.is_skipping)
+    assert found == [False, True, False, True]
+
+
 def test_a_batch_without_an_update_costs_a_forward_pass() -> None:
     model = ctta.Tent(classifier(), policies=[ctta.policies.update_when(4)], lr=LR, batch_stats=1.0)
     calls: list[bool] = []

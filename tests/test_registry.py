@@ -84,7 +84,7 @@ def test_the_facts_about_a_method_are_true(name: str) -> None:
     info = resolve_method(name).info
     net = BlockViT() if info.needs_vit else make_network()
     if info.needs_source_data:
-        settings["source_stats"] = ctta.source_stats(net, [torch.rand(8, 3, 16, 16)])
+        settings["source_stats"] = ctta.source_stats(net, [torch.rand(8, 3, 16, 16)], blocks=info.needs_vit)
     model = ctta.adapt(net, name, **settings)
     keys = set(model.source.state_dict())
     assert sum(set(child.state_dict()) == keys for child in model.children()) == info.num_networks

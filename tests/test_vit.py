@@ -51,7 +51,7 @@ class EncoderViT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.conv_proj(x).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.class_token.expand(len(x), -1, -1), tokens], 1)
+        tokens = torch.cat([self.class_token.expand(x.shape[0], -1, -1), tokens], 1)
         tokens = tokens + self.get_parameter("encoder.pos_embedding")
         encoded = self.get_submodule("encoder.ln")(self.get_submodule("encoder.layers")(tokens))
         logits: Tensor = self.heads(encoded[:, 0])

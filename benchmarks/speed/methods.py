@@ -118,7 +118,8 @@ def prepare(
     method, passes = ctta.METHODS[name], PASSES[name]
     settings = dict(passes.settings) | ({} if amp is None else {"amp": amp})
     if method.info is not None and method.info.needs_source_data:
-        settings["source_stats"] = ctta.source_stats(net, [images], labels=torch.arange(len(images)) % 10)
+        labels = torch.arange(len(images)) % 10
+        settings["source_stats"] = ctta.source_stats(net, [images], labels, blocks=method.info.needs_vit)
     model = method(net, **settings)
     bare = BarePasses(passes, model, net)
     require_equal_passes(model, bare, images[: passes.batch_size])

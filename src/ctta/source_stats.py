@@ -11,7 +11,7 @@ SourceStats(64 images, labels of the network: class_counts, class_means, ..., la
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import torch
@@ -26,7 +26,7 @@ from ctta.io.tensors import read_tensors, write_tensors
 from ctta.nn import BatchStats, find_norm_layers, find_norm_parameters
 from ctta.nn.heads import features_and_logits, find_head, record_features_
 from ctta.nn.surgery import Output, check_batch, copy_for_adaptation, explain_memory, fingerprint, train_only_
-from ctta.nn.vit import find_blocks, is_vit
+from ctta.nn.vit import find_blocks
 
 __all__ = ["SourceStats", "source_stats"]
 
@@ -103,7 +103,8 @@ class SourceStats(nn.Module):
         """
         names = set(names)
         if missing := sorted(names - set(self.names)):
-            hint = " with head=..., since the head was not found" if names & set(_OF_FEATURES) else ""
+            hint = " with head=..., since the head was not found" if {*missing} & {*_OF_FEATURES} else ""
+            hint += " with blocks=True" if any(name.startswith("block_outputs") for name in missing) else ""
             raise ConfigError(f"{owner} needs {', '.join(missing)} of the source images: compute source_stats{hint}")
         chosen = {name: value.clone() for name, value in self.tensors.items() if name.partition("/")[0] in names}
         return type(self)(chosen, **self._facts())
@@ -194,6 +195,7 @@ def source_stats(
     labels: Tensor | Iterable[Tensor] | Literal["batches"] | None = None,
     *,
     parameters: Literal["norms", "all"] = "norms",
+    blocks: bool = False,
     head: str | None = None,
     batch_stats: BatchStats = 1.0,
     output: Output = None,
@@ -210,7 +212,7 @@ def source_stats(
     ``layer_inputs``    per norm layer and channel: ``layer_inputs.mean`` and ``layer_inputs.variance``; of tokens, the
                         first one (CLS) counts; ``layer_outputs`` alike
     ``block_outputs``   per block of a vision transformer: ``block_outputs.mean`` (d) and ``block_outputs.covariance``
-                        (d, d) of all tokens
+                        (d, d) of all tokens; with ``blocks=True`` only
     ==================  ===============================================================================================
 
     Args:
@@ -219,6 +221,8 @@ def source_stats(
         labels: Classes of the images: one tensor for all, one per batch, or ``"batches"`` for the second entry of each
             batch. By default the network's own predictions.
         parameters: Whether ``fisher`` is of the scales and shifts of norm layers, or of all parameters.
+        blocks: Whether to compute ``block_outputs``, which PEA needs: a d x d product per block and batch, in double
+            precision on the host.
         head: Name of the classifier, if it is not found. Without one there are no statistics of features.
         batch_stats: The fraction of the batch in BatchNorm's statistics meanwhile; that of the method.
         output: Where the logits are in the network's output; by default the usual places.
@@ -227,6 +231,7 @@ def source_stats(
         The statistics; ``save`` writes them to a file.
 
     Raises:
+        ConfigError: ``blocks`` is set, and the network is no vision transformer with a class token.
         InputError: There are no batches, or no labels for one.
         torch.OutOfMemoryError: A batch does not fit into the memory of a device.
     """
@@ -234,7 +239,7 @@ def source_stats(
     trained = find_norm_parameters(net_copy)
     train_only_(net_copy, trained if parameters == "norms" else {name for name, _ in net_copy.named_parameters()})
     has_head = _record_head_(net_copy, head)
-    collector = _Collector(net_copy)
+    collector = _Collector(net_copy, find_blocks(net_copy) if blocks else ())
     for x, given in _pair_with_labels(batches, labels):
         check_batch(x)
         rows = x.to(next(net_copy.parameters(), x).device)
@@ -334,7 +339,7 @@ class _Covariance:
 class _Collector:
     """Statistics while batches come in."""
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, blocks: Sequence[str]) -> None:
         self.net, self.num_images, self.num_batches = net, 0, 0
         self.parameters = {name: value for name, value in net.named_parameters() if value.requires_grad}
         self.squares = {name: torch.zeros_like(value) for name, value in self.parameters.items()}
@@ -342,7 +347,7 @@ class _Collector:
         self.layers: dict[str, _Moments] = {}
         for name in find_norm_layers(net):
             net.get_submodule(name).register_forward_hook(self._make_hook(name))
-        self.blocks = {name: _Covariance() for name in find_blocks(net)} if is_vit(net) else {}
+        self.blocks = {name: _Covariance() for name in blocks}
         for name, covariance in self.blocks.items():
             net.get_submodule(name).register_forward_hook(covariance.record)
 

@@ -203,6 +203,9 @@ def compute_source_stats(
             max=1,
         ),
     ] = 1.0,
+    blocks: Annotated[
+        bool, Option("Compute also the covariances of the tokens after each block of a vision transformer, for pea.")
+    ] = False,
     head: Annotated[
         str | None, Option("Use this module as the classifier, such as fc. Default: found.", "NAME")
     ] = None,
@@ -230,6 +233,6 @@ def compute_source_stats(
                 yield part.float().div(255)
                 num_done += len(part)
 
-        stats = source_stats(net, read_batches(), given, head=head, batch_stats=batch_stats)
+        stats = source_stats(net, read_batches(), given, blocks=blocks, head=head, batch_stats=batch_stats)
     stats.save(output)
     print_text(f"Wrote {', '.join(stats.names)} of {stats.num_images} images to {output}.")

@@ -267,8 +267,13 @@ class AdaptiveModel(MethodUpdates, ABC):
 
         policies = () if self._always_updates else self._active_policies
         wanted = [policy.wants_update(self, self.policy_states[policy.name], x, predict) for policy in policies]
-        self.is_skipping = not all(wanted)
-        return predict() if self.is_skipping else None
+        self._is_skipping = not all(wanted)
+        return predict() if self._is_skipping else None
+
+    @property
+    def is_skipping(self) -> bool:
+        """Whether a policy has skipped the update of the step in progress, or of the last one."""
+        return self.unwrapped._is_skipping
 
     def predict(self, x: Tensor) -> Tensor:
         """Return what ``adapt(x)`` would return, without changing anything.

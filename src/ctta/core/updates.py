@@ -153,11 +153,11 @@ class MethodUpdates(MethodNetworks):
 
     num_steps: int
     num_skipped: int
-    #: Whether a policy has skipped the update of the step in progress, or of the last one.
-    is_skipping = False
     _active_policies: tuple[Policy, ...] = ()
-    # Of the step in progress: the batch, the logits that policies judge, and whether one has restarted the model.
+    _is_skipping = False
+    # Of the step in progress: the batch, what is returned, what policies judge, and whether one restarted the model.
     _batch: Tensor | None = None
+    _returned: Tensor | None = None
     _policy_logits: Tensor | None = None
     _is_restarted = False
     _counter_names: tuple[str, ...] = ()
@@ -357,6 +357,12 @@ class MethodUpdates(MethodNetworks):
         """
         self._policy_logits = logits.detach()
 
+    @property
+    def returned_logits(self) -> Tensor:
+        """What the step in progress returns (N, C, ...), for :meth:`Policy.after_step`: with a method's corrections."""
+        assert self._returned is not None, "the step in progress has predicted"
+        return self._returned
+
     def _record_step(self, outcome: Outcome, means: dict[str, Tensor]) -> bool:
         self.num_skipped += outcome is Outcome.SKIPPED
         fraction = batch_fraction(self.source, current_call().num_images or FULL_BATCH_SIZE)
@@ -377,12 +383,13 @@ class MethodUpdates(MethodNetworks):
         self._policy_logits, self._is_restarted = None, False
 
     def _finish_step(self, x: Tensor, logits: Tensor) -> None:
+        self._returned = logits
         logits = logits if self._policy_logits is None else self._policy_logits
         for policy in self._active_policies:
             policy.after_step(self, self.policy_states[policy.name], x, logits)
             if self._is_restarted:
                 break
-        self._batch = self._policy_logits = None
+        self._batch = self._returned = self._policy_logits = None
         torch.clear_autocast_cache()  # or a surrounding autocast would keep using the weights before the update
         self.num_steps += 1
 

@@ -336,7 +336,7 @@ class Guarded(AdaptiveModel):
         self._answers = self._list_answers(selected, logits, diagnostics)
         if diagnostics.verdict is not None and not inspect:
             measured |= self._measure_distance(readout)
-        adapt = adapt and not self.wrapped.is_skipping  # as a policy may have decided
+        adapt = adapt and not self.is_skipping  # as a policy may have decided
         self.health = self._measure_health(diagnostics, measured, adapted=adapt, by_source=selected is not logits)
         found = self.accuracy.estimate()
         gains = found is None or found.gain >= 0  # however uncertain: a method that decays slowly never looks ill

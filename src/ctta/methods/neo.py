@@ -109,6 +109,8 @@ class NEO(AdaptiveModel):
     def deploy(self, batches: Iterable[Any] | None = None) -> nn.Module:
         """Return the network with the shift of its features as part of the classifier's bias, which exports anywhere.
 
+        A classifier without a bias gets one, so that the ``state_dict`` has one more key.
+
         Args:
             batches: As for :meth:`ctta.AdaptiveModel.deploy`.
 

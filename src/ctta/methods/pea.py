@@ -52,7 +52,8 @@ class PEA(AdaptiveModel):
 
     Args:
         net: A vision transformer with a class token, such as timm's, torchvision's or transformers' ViT.
-        source_stats: Statistics of source images, ``ctta.source_stats(net, batches)``; the reference has 50,000 images.
+        source_stats: Statistics of source images, ``ctta.source_stats(net, batches, blocks=True)``; the reference has
+            50,000 images.
         momentum: How far a batch moves the statistics of the stream.
         spike: A batch whose mean is further away than this times the usual replaces the statistics of its block.
         smoothing: The fraction of a batch in what is usual.
@@ -63,7 +64,7 @@ class PEA(AdaptiveModel):
 
     >>> import ctta
     >>> net, x = ctta.testing.networks.BlockViT(), torch.rand(32, 3, 16, 16)
-    >>> logits = PEA(net, source_stats=ctta.source_stats(net, [x]))(torch.rand(4, 3, 16, 16))
+    >>> logits = PEA(net, source_stats=ctta.source_stats(net, [x], blocks=True))(torch.rand(4, 3, 16, 16))
 
     Reference: Xiao et al., "Architecture-agnostic test-time adaptation via backprop-free embedding alignment",
     ICLR 2026.

@@ -1,6 +1,5 @@
 """UnMix-TNS: normalize each image by its own statistics mixed with those of components that follow the stream."""
 
-import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Unpack
@@ -76,6 +75,23 @@ class MixedStatistics(NormHook):
         each_image = (*mean.shape, *[1] * (x.ndim - 2))
         rescaled = renormalize(layer, values, mean.view(each_image), variance.view(each_image), x.ndim - 2)
         return rescaled.to(x.dtype), found
+
+
+@dataclass(frozen=True)
+class StoredComponents(NormHook):
+    """The same with the components that a layer has as buffers, so that its ``state_dict`` holds them.
+
+    Attributes:
+        temperature: Temperature of the probabilities of components.
+    """
+
+    is_traceable = True
+    temperature: float
+
+    @override
+    def before(self, layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        means, variances = layer.get_buffer("component_means"), layer.get_buffer("component_variances")
+        return MixedStatistics(means, variances, self.temperature).before(layer, inputs)
 
 
 class UnmixedStatistics(NormHook, nn.Module):
@@ -184,6 +200,8 @@ class UnMixTNS(AdaptiveModel):
     def deploy(self, batches: Iterable[Any] | None = None) -> nn.Module:
         """Return the network with the components as they are, which exports like any network.
 
+        Its BatchNorms have them as two further buffers, so that its ``state_dict`` fits a deployed network only.
+
         Args:
             batches: Inputs to estimate BatchNorm's running statistics from, which then replace the components.
 
@@ -192,7 +210,13 @@ class UnMixTNS(AdaptiveModel):
         """
         net = super().deploy(batches)
         if batches is None:
-            hooks = [each.current for each in copy.deepcopy(self.components) if isinstance(each, UnmixedStatistics)]
-            remaining = iter(hooks)
-            attach_norm_hooks_(net, lambda _: next(remaining))
+            remaining = iter(self.components)
+
+            def store_components_(layer: _BatchNorm) -> NormHook:
+                components = next(remaining)
+                layer.register_buffer("component_means", components.get_buffer("means").clone())
+                layer.register_buffer("component_variances", components.get_buffer("variances").clone())
+                return StoredComponents(self.temperature)
+
+            attach_norm_hooks_(net, store_components_)
         return net

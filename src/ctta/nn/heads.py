@@ -39,21 +39,6 @@ class RecordFeatures(NetworkHook):
             recorded.append(inputs[0])
 
 
-@dataclass(frozen=True)
-class ShiftFeatures:
-    """A forward pre-hook of the classifier that adds a constant to the features.
-
-    Attributes:
-        shift: What is added (d).
-    """
-
-    shift: Tensor
-
-    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return the shifted features, and what else the classifier gets."""
-        return (inputs[0] + self.shift.to(inputs[0]), *inputs[1:])
-
-
 def find_head(net: nn.Module, head: str | None = None) -> str:
     """Return the name of the layer that computes the logits: a linear layer, or a 1x1 convolution for pixels.
 
@@ -219,7 +204,7 @@ def head_weight(net: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def shift_features_(net: nn.Module, head: str, shift: Tensor) -> None:
-    """Let a classifier answer as if its features were shifted, by its bias.
+    """Let a classifier answer as if its features were shifted, by its bias; one without a bias gets one.
 
     Args:
         net: The network.

@@ -55,11 +55,14 @@ class UpdateWhen(Policy):
 
     @override
     def after_step(self, model: AdaptiveModel, state: PolicyState, x: Tensor, logits: Tensor) -> None:
-        if model.last_step is not None and model.last_step.skipped:
+        step = model.last_step
+        if step is not None and step.skipped:
             return  # a step that failed leaves no trace, and the next batch is due
         waited, average = state.number("num_waited"), state.number("average")
-        waited.copy_(waited + 1 if model.is_skipping else torch.zeros_like(waited))
-        if self.rise is not None and (latest := _mean_entropy(logits)).isfinite():
+        # Nor is the wait over if nothing was found to learn from.
+        has_waited = model.is_skipping or (step is not None and step.is_empty)
+        waited.copy_(waited + 1 if has_waited else torch.zeros_like(waited))
+        if self.rise is not None and (latest := _mean_entropy(model.returned_logits)).isfinite():
             average.copy_(self.decay * average + (1 - self.decay) * latest if average.isfinite() else latest)
 
 

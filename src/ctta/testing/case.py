@@ -66,9 +66,11 @@ class ContractCase:
         Returns:
             Statistics of random images, or nothing for other methods.
         """
-        if not (self.method.info and self.method.info.needs_source_data) or "source_stats" in self.hyperparameters:
+        info = self.method.info
+        if info is None or not info.needs_source_data or "source_stats" in self.hyperparameters:
             return {}
-        return {"source_stats": source_stats(net, [self.make_batch(number).to(dtype) for number in (-1, -2)])}
+        batches = [self.make_batch(number).to(dtype) for number in (-1, -2)]
+        return {"source_stats": source_stats(net, batches, blocks=info.needs_vit)}
 
     def make_batch(self, number: int, size: int = 6) -> Tensor:
         """Return a batch of random images in [0, 1].

@@ -55,7 +55,7 @@ class TinyViT(nn.Module):
     @override
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.patches(x).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), tokens], 1) + self.pos_embed
+        tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), tokens], 1) + self.pos_embed
         attended = self.norm_before(tokens)
         tokens = tokens + self.attention(attended, attended, attended, need_weights=False)[0]
         logits: Tensor = self.head((tokens + self.mlp(tokens))[:, 0])
@@ -123,7 +123,7 @@ class BlockViT(nn.Module):
     @override
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.patch_embed(x).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), tokens], 1) + self.pos_embed
+        tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), tokens], 1) + self.pos_embed
         logits: Tensor = self.head(self.norm(self.blocks(tokens))[:, 0])
         return logits
 

@@ -13,6 +13,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from ctta.core.state import LazyModule
 from ctta.core.validation import check_each, check_fraction, check_integer
 from ctta.functional import at_least_float32
-from ctta.nn.heads import ShiftFeatures, features_and_logits
+from ctta.nn.heads import features_and_logits, shift_features_
 from ctta.nn.vit import change_tokens, find_block_norms, find_blocks, find_class_token
 from ctta.source_stats import SourceStats
 
@@ -36,20 +37,15 @@ def draw_prompts(net: nn.Module, num_prompts: int, generator: torch.Generator) -
     return drawn.mul_(2 * bound).sub_(bound).to(token)
 
 
-@dataclass(frozen=True)
-class InsertTokens:
-    """A forward pre-hook of a block that inserts tokens (P, d), the same for every image, after the class token."""
+def insert_tokens(prompts: Tensor, tokens: Tensor) -> Tensor:
+    """Return tokens (N, T + P, d): prompts (P, d), the same for every image, after the class token of (N, T, d)."""
+    own = prompts.to(tokens).expand(tokens.shape[0], -1, -1)  # not len(), which an export would take for a constant
+    return torch.cat([tokens[:, :1], own, tokens[:, 1:]], 1)
 
-    tokens: Tensor
 
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Insert them into the tokens (N, T, d) that the block gets."""
-        return (self.insert(inputs[0]), *inputs[1:])
-
-    def insert(self, tokens: Tensor) -> Tensor:
-        """Return tokens (N, T + P, d)."""
-        own = self.tokens.to(tokens).expand(len(tokens), -1, -1)
-        return torch.cat([tokens[:, :1], own, tokens[:, 1:]], 1)
+def _insert_own_prompts(block: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Insert the prompts that a block has as a buffer into the tokens that it gets, as a forward pre-hook."""
+    return (insert_tokens(block.get_buffer("prompts"), inputs[0]), *inputs[1:])
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,7 @@ class PromptSite:
             The features before the classifier (N, d), the class token at all layers and these features, end to end
             (N, L d), and the logits.
         """
-        insert = InsertTokens(prompts).insert
+        insert = partial(insert_tokens, prompts)
         with change_tokens(net, self.block, insert), _record_class_tokens(net, self.layers) as tokens:
             features, logits = features_and_logits(net, x)
         return features, at_least_float32(torch.cat([*tokens, features], 1)), logits
@@ -98,9 +94,11 @@ class PromptSite:
         return (std - source_std).square().sum() + (mean - source_mean).square().sum()
 
     def install_(self, net: nn.Module, prompts: Tensor, shift: Tensor) -> nn.Module:
-        """Let a network insert prompts and add ``shift`` to its features whenever it is called; return it."""
-        net.get_submodule(self.block).register_forward_pre_hook(InsertTokens(prompts.clone()))
-        net.get_submodule(self.head).register_forward_pre_hook(ShiftFeatures(shift))
+        """Let a network insert prompts, a new buffer, and add ``shift`` to its features by the bias; return it."""
+        block = net.get_submodule(self.block)
+        block.register_buffer("prompts", prompts.clone())
+        block.register_forward_pre_hook(_insert_own_prompts)
+        shift_features_(net, self.head, shift)
         return net
 
 
