@@ -440,3 +440,25 @@ def naive_shot_im(
         descent.step(torch.autograd.grad(loss, trained))
         predictions.append(logits.detach())
     return predictions, student
+
+
+def naive_zerosiam(net: nn.Sequential, batches: list[Tensor], *, lr: float, map_rate: float) -> tuple[Run, Tensor]:
+    """Return the run of ZeroSiam, and its map."""
+    student, head = naive_copy(net, 1.0), net[-1]
+    assert isinstance(head, nn.Linear)
+    mapping = nn.Parameter(torch.eye(head.in_features, dtype=head.weight.dtype))
+    trained, predictions = norm_parameters(student), list[Tensor]()
+    descents = [NaiveSGD(trained, lr), NaiveSGD([mapping], map_rate * lr)]
+    for x in batches:
+        total, answers = torch.zeros((), dtype=x.dtype), []
+        for z in student[:-1](x):
+            answers.append((head.weight @ z + head.bias).detach())
+            q, p = probabilities(head.weight @ (mapping @ z) + head.bias), probabilities(answers[-1])
+            total = total + add_up(
+                -a * a.log() + b * (b / a).log() + a * (a / b).log() for a, b in zip(q, p, strict=True)
+            )
+        gradients = torch.autograd.grad(total / len(x), [*trained, mapping])
+        descents[0].step(gradients[:-1])
+        descents[1].step(gradients[-1:])
+        predictions.append(torch.stack(answers))
+    return (predictions, student), mapping.detach()

@@ -266,6 +266,7 @@ HOST_READS = {
     **dict.fromkeys(("neo", "unmix_tns"), 1),
     "pea": 2,  # see test_host_reads_of_pea
     **dict.fromkeys(("eta", "eata", "rpl", "slr", "rdumb", "shot_im", "santa", "rmt", "tea", "memo", "rem"), 1),
+    **dict.fromkeys(("zerosiam",), 1),
     **dict.fromkeys(("rotta", "note", "tribe", "roid", "cmf", "lame", "palm", "delta", "foa", "cotta"), 2),
 }
 

@@ -20,10 +20,11 @@ from naive_entropy import (
     naive_sar,
     naive_shot_im,
     naive_slr,
+    naive_zerosiam,
     norm_parameters,
     shannon,
 )
-from test_mathematics import EPS, STEPS, assert_same_run, assert_same_weights, classifier, stream
+from test_mathematics import CLOSE, EPS, STEPS, assert_same_run, assert_same_weights, classifier, stream
 from torch import Tensor, nn
 
 import ctta
@@ -286,3 +287,13 @@ def test_roid_divides_by_the_configured_batch_size() -> None:
         model(x)
         moved.append(parameter(model.student, "1.weight") - parameter(net, "1.weight"))
     torch.testing.assert_close(moved[0], 2 * moved[1])
+
+
+@pytest.mark.parametrize("map_rate", [10.0, 1.0])
+def test_zerosiam(map_rate: float) -> None:
+    net = decided_classifier()
+    expected, mapping = naive_zerosiam(net, stream(), lr=0.01, map_rate=map_rate)
+    model = ctta.ZeroSiam(net, lr=0.01, map_rate=map_rate, batch_stats=1.0)
+    assert_same(model, expected)
+    CLOSE(model.map.weight, mapping)
+    assert (mapping - torch.eye(len(mapping))).abs().max() > 1e-3, "the map learns"

@@ -98,6 +98,7 @@ def test_the_facts_about_a_method_are_true(name: str) -> None:
         "mean feature": 0,
         "token statistics": 0,
         "norm layers": 2,
+        "norm layers and a map": 2 + 1,
         "norm layers and convolutions": 4,
         # The only norm layer is not at the top; of the two blocks of a vision transformer one is not.
         "norm layers but the top": 4 if info.needs_vit else 2,

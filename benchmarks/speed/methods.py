@@ -71,6 +71,7 @@ PASSES: dict[str, Passes] = {
     "roid": ROID,
     "cmf": ROID,
     "deyo": Passes(constant=1, learned=1, settings={"select_below": 10.0, "min_drop": 0.0}),
+    "zerosiam": ENTROPY,
     "lame": Passes(predict=1),
     "t3a": Passes(constant=1),
     "neo": Passes(constant=1),

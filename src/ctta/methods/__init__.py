@@ -29,6 +29,7 @@ from ctta.methods.rdumb import RDumb as RDumb
 from ctta.methods.roid import ROID as ROID
 from ctta.methods.cmf import CMF as CMF
 from ctta.methods.deyo import DeYO as DeYO
+from ctta.methods.zerosiam import ZeroSiam as ZeroSiam
 from ctta.methods.lame import LAME as LAME
 from ctta.methods.t3a import T3A as T3A
 from ctta.methods.neo import NEO as NEO

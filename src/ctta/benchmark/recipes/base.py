@@ -241,7 +241,7 @@ ALL_NORMS = {"skip_top": False}
 #: Hyperparameters by method and data set, where they are not the defaults of the class. Those without an entry have one
 #: setting everywhere: BN-alpha (MD's alpha of 0.1), BN-EMA, LAME, T3A (20 supports, as FOA compares it), RoTTA (MD has
 #: its Adam also for ImageNet-C), NOTE, AdaContrast (MD: SGD with 2e-4 and a weight decay of 1e-4), VANE (chosen on
-#: hold-out corruptions), REM (Adam with 1e-3) and FOA (for ImageNet-C). A new method needs none.
+#: hold-out corruptions), REM (Adam with 1e-3), FOA and ZeroSiam (for ImageNet-C). A new method needs none.
 PUBLISHED: Mapping[str, Mapping[DataSet, Mapping[str, Any]]] = {
     # Entropy of selected samples. MD; the margin is 0.4 ln C, a fraction in all classes.
     "eta": {
