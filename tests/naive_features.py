@@ -6,6 +6,7 @@ The features are the input of the last layer of a sequential network. See naive_
 import copy
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from naive import MakeOptimizer, add_up, cross, elements, naive_copy, probabilities
@@ -67,6 +68,45 @@ def naive_lame(
 def softmax(values: Sequence[float]) -> list[float]:
     exponentials = [math.exp(value - max(values)) for value in values]
     return [e / sum(exponentials) for e in exponentials]
+
+
+def naive_tda(net: nn.Sequential, batches: list[Tensor], *, weight: float, num_negative: int) -> list[Tensor]:
+    """Run TDA with the other settings of ImageNet: the caches take one image after the other, and then all predict."""
+    body, head = split(naive_copy(net, 0.0))
+    num_classes, predictions = len(head.weight), []
+    certain: list[list[tuple[float, Tensor]]] = [[] for _ in range(num_classes)]
+    unsure: list[list[tuple[float, Tensor, list[int]]]] = [[] for _ in range(num_classes)]
+
+    def add(cache: list[Any], entry: Any, size: int) -> None:
+        if len(cache) < size:
+            cache.append(entry)
+        elif size and entry[0] < max(each[0] for each in cache):
+            worst = max(range(size), key=lambda place: cache[place][0])
+            cache[worst] = entry
+
+    with torch.no_grad():
+        for x in batches:
+            features = [unit(feature) for feature in body(x)]
+            logits = [head(feature) for feature in body(x)]
+            for feature, row in zip(features, logits, strict=True):
+                p, entropy, label = probabilities(row), float(shannon(row)), int(row.argmax())
+                add(certain[label], (entropy, feature), 3)
+                if 0.2 < entropy / math.log2(num_classes) < 0.5:
+                    possible = [c for c in range(num_classes) if 0.03 < float(p[c]) < 1]
+                    add(unsure[label], (entropy, feature, possible), num_negative)
+            answers = []
+            for feature, row in zip(features, logits, strict=True):
+                answer = row.clone()
+                for label in range(num_classes):
+                    for _, key in certain[label]:
+                        answer[label] += weight * math.exp(-5 * (1 - float(feature @ key)))
+                    for _, key, possible in unsure[label]:
+                        for c in possible:
+                            answer[c] -= 0.117 * math.exp(-(1 - float(feature @ key)))
+                answers.append(answer)
+            predictions.append(torch.stack(answers))
+    assert not num_negative or any(unsure), "some images are uncertain"
+    return predictions
 
 
 def naive_t3a(net: nn.Sequential, batches: list[Tensor], *, num_supports: int) -> list[Tensor]:

@@ -16,6 +16,7 @@ from naive_features import (
     naive_rmt,
     naive_santa,
     naive_t3a,
+    naive_tda,
 )
 from test_mathematics import CLOSE, assert_same_run, assert_same_weights, pixel_classifier, stream
 from test_methods_entropy import NAIVE_OPTIMIZER, OPTIMIZER, decided_classifier
@@ -143,6 +144,15 @@ def test_t3a(num_supports: int) -> None:
     model = ctta.T3A(net, num_supports=num_supports)
     assert_same_run(model, stream(), expected)
     assert model.features.shape == (4, num_supports, 12)
+
+
+@pytest.mark.parametrize(("weight", "num_negative"), [(2.0, 2), (4.0, 0)])
+def test_tda(weight: float, num_negative: int) -> None:
+    net = decided_classifier(40.0)
+    expected = naive_tda(net, stream(), weight=weight, num_negative=num_negative)
+    model = ctta.TDA(net, positive_weight=weight, num_negative=num_negative)
+    assert_same_run(model, stream(), expected)
+    assert model.positive_entropies.isfinite().all(1).any(), "a cache is full"
 
 
 def labeled_stats(net: nn.Sequential) -> ctta.SourceStats:

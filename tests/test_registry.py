@@ -94,6 +94,7 @@ def test_the_facts_about_a_method_are_true(name: str) -> None:
         "nothing": 0,
         "norm statistics": 0,
         "prototypes": 0,
+        "caches": 0,
         "prompts": 0,
         "mean feature": 0,
         "token statistics": 0,

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from ctta.methods import METHODS as METHODS
     from ctta.methods.petal import weight_posterior as weight_posterior
     from ctta.methods.rmt.replay import SourceReplay as SourceReplay
+    from ctta.models.zero_shot import zero_shot as zero_shot
     from ctta.nn.surgery import fingerprint as fingerprint
     from ctta.optim import OptimizerFactory as OptimizerFactory
     from ctta.source_stats import SourceStats as SourceStats
@@ -116,6 +117,7 @@ _MODULES = {
     "save": "ctta.checkpoint.files",
     "source_stats": "ctta.source_stats",
     "weight_posterior": "ctta.methods.petal",
+    "zero_shot": "ctta.models.zero_shot",
 }
 
 

@@ -13,6 +13,7 @@ from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import current_reducer
 from ctta.core.validation import check_integer
 from ctta.functional import at_least_float32, entropy
+from ctta.methods.parts.supports import keep_most_certain, pick
 from ctta.nn.heads import features_and_logits, get_head, head_weight
 
 
@@ -80,15 +81,8 @@ class T3A(AdaptiveModel):
 
     def _add(self, features: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the supports of the lowest entropy, of those that exist and of these."""
-        labels, entropies = logits.argmax(1), entropy(logits).to(self.entropies)
-        # One column per candidate: those of other classes are pushed out by an infinite entropy.
-        is_own = F.one_hot(labels, len(self.entropies)).T.bool()
-        entropies = torch.where(is_own, entropies, torch.inf)
-        candidates = torch.cat([self.entropies, entropies], 1)
-        kept = candidates.sort(dim=1, stable=True).indices[:, : self.num_supports]
-        pool = torch.cat([self.features, features.expand(len(self.features), -1, -1)], 1)
-        chosen = pool.gather(1, kept.unsqueeze(2).expand(-1, -1, pool.shape[2]))
-        return chosen, candidates.gather(1, kept)
+        entropies, kept = keep_most_certain(self.entropies, logits.argmax(1), entropy(logits))
+        return pick(kept, self.features, features), entropies
 
     def _classify(self, features: Tensor, supports: Tensor, entropies: Tensor) -> Tensor:
         prototypes = self._average(supports, entropies)

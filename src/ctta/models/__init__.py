@@ -5,6 +5,7 @@ from ctta.models.pretrained import Normalized, normalize_input
 from ctta.models.registry import CIFAR10_CLASSES, CIFAR10_NETWORKS, LOADERS, class_names, list_models, load, to_device
 from ctta.models.segmentation import SlidingWindow, segformer, streets, tiny_segformer
 from ctta.models.weights import load_weights_
+from ctta.models.zero_shot import ZeroShot, class_vectors, zero_shot
 
 __all__ = [
     "CIFAR10_CLASSES",
@@ -15,7 +16,9 @@ __all__ = [
     "ResNet20",
     "SlidingWindow",
     "WideResNet",
+    "ZeroShot",
     "class_names",
+    "class_vectors",
     "embedded",
     "embedded_stats",
     "list_models",
@@ -26,4 +29,5 @@ __all__ = [
     "streets",
     "tiny_segformer",
     "to_device",
+    "zero_shot",
 ]
