@@ -109,6 +109,42 @@ def naive_tda(net: nn.Sequential, batches: list[Tensor], *, weight: float, num_n
     return predictions
 
 
+def naive_dota(net: nn.Sequential, batches: list[Tensor], *, rate: float, most: float) -> list[Tensor]:
+    """Run DOTA with a covariance for each class, whose mean by the counts is inverted."""
+    body, head = split(naive_copy(net, 0.0))
+    means = [unit(row) for row in head.weight.detach()]
+    num_classes, width = len(means), len(means[0])
+    identity = torch.eye(width, dtype=head.weight.dtype)
+    counts, covariances = [1.0] * num_classes, [1e-4 * identity] * num_classes
+    predictions = []
+    with torch.no_grad():
+        for x in batches:
+            features = [unit(feature) for feature in body(x)]
+            logits = [head(feature) for feature in body(x)]
+            pooled = add_up(count * each for count, each in zip(counts, covariances, strict=True)) / sum(counts)
+            inverse = torch.linalg.inv((1 - 1e-3) * pooled + 1e-3 * identity)
+            weight = min(rate * sum(counts) / num_classes, most)
+            predictions.append(
+                torch.stack(
+                    [
+                        row + weight * torch.stack([f @ inverse @ m - m @ inverse @ m / 2 for m in means])
+                        for f, row in zip(features, logits, strict=True)
+                    ]
+                )
+            )
+            labels = [probabilities(row) for row in logits]
+            for c in range(num_classes):
+                added = sum(float(p[c]) for p in labels)
+                scatter = add_up(
+                    p[c] * torch.outer(f - means[c], f - means[c]) for f, p in zip(features, labels, strict=True)
+                )
+                covariances[c] = (counts[c] * covariances[c] + scatter) / (counts[c] + added)
+                total = add_up(p[c] * f for f, p in zip(features, labels, strict=True))
+                means[c] = (total + counts[c] * means[c]) / (counts[c] + added)
+                counts[c] += added
+    return predictions
+
+
 def naive_t3a(net: nn.Sequential, batches: list[Tensor], *, num_supports: int) -> list[Tensor]:
     """Run T3A; ``num_supports`` of 0 keeps all."""
     source = naive_copy(net, 0.0)

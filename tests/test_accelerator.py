@@ -263,7 +263,7 @@ def test_other_networks(method: str, network: str) -> None:
 #: The most times that the host waits for the device in a step: that of a method that is not here is 3.
 HOST_READS = {
     **dict.fromkeys(("source", "bn_stats", "bn_alpha", "bn_ema", "test_aug", "t3a", "tent", "pseudo_label"), 1),
-    **dict.fromkeys(("neo", "unmix_tns", "tda"), 1),
+    **dict.fromkeys(("neo", "unmix_tns", "tda", "dota"), 1),
     "pea": 2,  # see test_host_reads_of_pea
     **dict.fromkeys(("eta", "eata", "rpl", "slr", "rdumb", "shot_im", "santa", "rmt", "tea", "memo", "rem"), 1),
     **dict.fromkeys(("zerosiam",), 1),

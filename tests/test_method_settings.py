@@ -51,7 +51,7 @@ def build(
     net = net or make_network()
     if spec.method_class.info is not None and spec.method_class.info.needs_vit:
         net = BlockViT()
-        stats = ctta.source_stats(net, make_batches(1, 16, 16))
+        stats = ctta.source_stats(net, make_batches(1, 16, 16), blocks=True)
     given = {"source_stats": stats} if spec.needs_source_stats else {}
     return spec.factory(net, **{**spec.settings, **given, **changes})
 

@@ -10,6 +10,7 @@ from naive import naive_copy
 from naive_features import (
     NaiveUnmixed,
     naive_adacontrast,
+    naive_dota,
     naive_lame,
     naive_memo,
     naive_neo,
@@ -153,6 +154,13 @@ def test_tda(weight: float, num_negative: int) -> None:
     model = ctta.TDA(net, positive_weight=weight, num_negative=num_negative)
     assert_same_run(model, stream(), expected)
     assert model.positive_entropies.isfinite().all(1).any(), "a cache is full"
+
+
+@pytest.mark.parametrize(("rate", "most"), [(0.02, 0.1), (0.001, 1.0)])
+def test_dota(rate: float, most: float) -> None:
+    net = decided_classifier()
+    expected = naive_dota(net, stream(), rate=rate, most=most)
+    assert_same_run(ctta.DOTA(net, weight_rate=rate, max_weight=most), stream(), expected)
 
 
 def labeled_stats(net: nn.Sequential) -> ctta.SourceStats:

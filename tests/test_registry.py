@@ -95,6 +95,7 @@ def test_the_facts_about_a_method_are_true(name: str) -> None:
         "norm statistics": 0,
         "prototypes": 0,
         "caches": 0,
+        "Gaussians": 0,
         "prompts": 0,
         "mean feature": 0,
         "token statistics": 0,

@@ -47,7 +47,7 @@ def test_logits_are_scaled_cosines() -> None:
     torch.testing.assert_close(features_and_logits(net, x)[0], F.normalize(features))
 
 
-@pytest.mark.parametrize("method", ["tent", "vane", "neo", "t3a", "tda", "cotta", "zerosiam"])
+@pytest.mark.parametrize("method", ["tent", "vane", "neo", "t3a", "tda", "dota", "cotta", "zerosiam"])
 def test_methods_adapt_it_and_leave_the_class_vectors(method: str) -> None:
     net = make_net()
     settings: dict[str, Any] = {"views": ctta.views.image_views(1)} if method == "cotta" else {}

@@ -76,6 +76,7 @@ PASSES: dict[str, Passes] = {
     "t3a": Passes(constant=1),
     "neo": Passes(constant=1),
     "tda": Passes(constant=1),
+    "dota": Passes(constant=1),
     "shot_im": ENTROPY,
     "santa": Passes(constant=1, learned=2, views=(ONE_VIEW,)),
     "rmt": Passes(constant=1, learned=2, views=(ONE_VIEW,)),

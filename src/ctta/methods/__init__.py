@@ -34,6 +34,7 @@ from ctta.methods.lame import LAME as LAME
 from ctta.methods.t3a import T3A as T3A
 from ctta.methods.neo import NEO as NEO
 from ctta.methods.tda import TDA as TDA
+from ctta.methods.dota import DOTA as DOTA
 from ctta.methods.shot_im import SHOTIM as SHOTIM
 from ctta.methods.santa import SANTA as SANTA
 from ctta.methods.rmt import RMT as RMT
