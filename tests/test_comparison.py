@@ -64,6 +64,8 @@ def test_rows_and_frames(comparison: ctta.Comparison, monkeypatch: pytest.Monkey
     assert [row["method"] for row in table] == ["source", "tent", "bn"]
     (best,) = [row for row in table if row["difference_to_best"] == 0 and row["difference_low"] is None]
     assert best["method"] == comparison.best and best["error"] == min(row["error"] for row in table)
+    assert [row["update_share"] for row in table] == [0, 1, 0]
+    assert [row["peak_mib"] for row in table] == [each.peak_mib for each in comparison.results.values()]
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match="pandas"):
         result.to_frame()
@@ -108,6 +110,11 @@ def test_a_comparison_is_a_table_with_intervals(comparison: ctta.Comparison) -> 
     assert columns.split("  ")[0] == "" and columns.count("95 % interval") == 2
     for line, (name, result) in zip(rows, comparison.results.items(), strict=True):
         assert line.startswith(name) and f"{100 * result.error:.1f}" in line and " to " in line
+    learned = dict.fromkeys(comparison.results, "0") | {"tent": "100"}
+    for row in comparison._format_rows():
+        result = comparison.results[row[""]]
+        assert row["ECE %"] == f"{100 * result.calibration_error:.1f}" and row["updates %"] == learned[row[""]]
+        assert row["peak MiB"] == f"{result.peak_mib:,}"
     assert sentence.startswith(f"{comparison.best} has the lowest mean error, ")
     assert "95 % interval" in sentence and sentence.endswith("; one run each.")
     assert ("but not beyond noise" in sentence) == (not comparison.is_decided)

@@ -17,8 +17,10 @@ from ctta.benchmark import run_matrix
 from ctta.benchmark.matrix import DEFAULT_METHODS, SIZES
 from ctta.benchmark.report import Matrix, MatrixCell, MatrixProtocol, read_matrix, write_matrix
 from ctta.benchmark.report.matrix import (
+    build_calibration_table,
     build_difference_table,
     build_error_table,
+    build_memory_table,
     build_recurrence_table,
     write_advice,
 )
@@ -93,6 +95,19 @@ def test_tables_say_what_beats_source_and_what_harms(matrix: Matrix) -> None:
     assert texts["TENT"] == ["30.0", "70.0", "+40.0", "2"]
     assert texts["LAME"][-1] == "never" and texts["Source"][-1] == "–"  # noqa: RUF001
     assert build_recurrence_table(replace(matrix, protocols=matrix.protocols[::2])) is None
+
+
+def test_calibration_and_memory_are_shown_where_they_are_known(matrix: Matrix) -> None:
+    assert build_calibration_table(matrix) is None and build_memory_table(matrix) is None  # of an earlier version
+    first, *others = matrix.protocols
+    cells = first.cells | {"TENT": replace(first.cells["TENT"], calibration_error=0.125, peak_mib=512)}
+    known = replace(matrix, protocols=(replace(first, cells=cells), *others))
+    calibration, memory = build_calibration_table(known), build_memory_table(known)
+    assert calibration is not None and memory is not None
+    for table, text in ((calibration, "12.5"), (memory, "512")):
+        rows = {row.label: [cell.text for cell in row.cells] for row in table.rows}
+        assert rows["TENT"] == [text, "\N{EN DASH}", "\N{EN DASH}"]
+        assert rows["Source"] == ["\N{EN DASH}"] * 3
 
 
 def test_advice_follows_from_the_numbers(matrix: Matrix) -> None:

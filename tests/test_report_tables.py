@@ -176,6 +176,19 @@ def test_summary_table(tmp_path: Path) -> None:
     assert first["calibration_error"] == f"{100 * sum(abs(gap) for gap in gaps) / 800:.1f}"
 
 
+def test_summary_table_names_the_worst_seed(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", recipe="mine")
+    for order, seed, wrong in ((0, 1, 20), (1, 1, 40), (0, 2, 30), (1, 2, 32)):
+        write_cell(run, "a", [[wrong]], domains=["fog"], order=order, seed=seed)
+        write_cell(run, "b", [[wrong]], domains=["fog"], order=order, seed=None)
+    table = build_summary_table(group_by_method(read_results(run)))
+    place = [column.key for column in table.columns].index("worst_seed")
+    cells = {row.label: row.cells[place] for row in table.rows}
+    assert (cells["a"].text, cells["a"].note, cells["b"].text) == ("15.5", "seed 2", "\N{EN DASH}")
+    one_seed = [result for result in read_results(run) if result.labels.get("seed") != 2]
+    assert "worst_seed" not in {column.key for column in build_summary_table(group_by_method(one_seed)).columns}
+
+
 def test_curves_are_not_averaged_across_boundaries(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", recipe="mine")
     write_cell(run, "a", [[10] * 7, [90] * 7], domains=["fog", "snow"])

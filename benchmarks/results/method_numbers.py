@@ -59,6 +59,8 @@ def summarize(name: str, result: Result, limit: int | None = None) -> Row:
         "settings": settings,
         "ctta": result.environment.get("ctta"),
     }
+    if result.update_share is not None:
+        row["update_share"] = round(result.update_share, 4)
     return row if limit is None else row | {"limit": limit}
 
 

@@ -16,6 +16,7 @@ from ctta.data.datasets import IGNORE_INDEX
 from ctta.data.streams import Stream
 from ctta.errors import ConfigError, InputError
 from ctta.evaluation.display import (
+    NO_NUMBER,
     format_range,
     make_frame,
     plot_methods,
@@ -103,7 +104,11 @@ class Comparison:
         return estimate_difference([self.results[one]], [self.results[other]])
 
     def to_records(self) -> list[dict[str, Any]]:
-        """Return one row per method: the metric, its interval, the difference to the best method, and the cost."""
+        """Return one row per method: the metric, its interval, the difference to the best method, and the cost.
+
+        ``peak_mib`` is None where it is not measured: by a system that does not report it, and in data that can be read
+        only once, whose batches go through all methods in turn.
+        """
         records = []
         for name, result in self.results.items():
             interval, gap = result.interval, None if name == self.best else self.difference(name, self.best)
@@ -118,6 +123,8 @@ class Comparison:
                     "difference_high": gap.high if gap else None,
                     "calibration_error": result.calibration_error,
                     "ms_per_image": result.ms_per_image,
+                    "peak_mib": result.peak_mib,
+                    "update_share": result.update_share,
                 }
             )
         return records
@@ -158,8 +165,10 @@ class Comparison:
 
     def _format_rows(self) -> list[dict[str, Any]]:
         rows = []
+        has_peaks = any(result.peak_mib is not None for result in self.results.values())
         for name, result in self.results.items():
             gap = None if name == self.best else self.difference(name, self.best)
+            share, peak = result.update_share, result.peak_mib
             value, best = (to_points(each.value) for each in (result, self.results[self.best]))
             rows.append(
                 {
@@ -168,7 +177,10 @@ class Comparison:
                     "95 % interval": format_range(result.interval),
                     f"minus {shorten_name(self.best, 20)}": "" if name == self.best else f"{value - best:+.1f}",
                     "95 % interval ": "" if name == self.best else format_range(gap),
+                    "ECE %": f"{to_points(result.calibration_error):.1f}",
                     "ms/image": f"{result.ms_per_image:.2f}",
+                    **({"peak MiB": NO_NUMBER if peak is None else f"{peak:,}"} if has_peaks else {}),
+                    "updates %": NO_NUMBER if share is None else f"{100 * share:.0f}",
                 }
             )
         return rows

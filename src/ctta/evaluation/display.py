@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 #: Decimals kept before formatting; floating-point noise beyond them would print 21.35 as 21.3.
 NUM_DIGITS = 6
+NO_NUMBER = "\N{EN DASH}"
 MAX_ROWS = 40  # of a table in a notebook
 _CELL = "padding: .15em .7em; text-align: right; font-variant-numeric: tabular-nums"
 
@@ -48,7 +49,7 @@ def subtract_printed(one: float, other: float) -> float:
 def format_range(interval: Interval | None) -> str:
     """Return the ends of an interval in percent, such as '27.5 to 30.5'; an en dash if there is none."""
     if interval is None:
-        return "\N{EN DASH}"
+        return NO_NUMBER
     return f"{_signed(interval.low)} to {_signed(interval.high)}"
 
 

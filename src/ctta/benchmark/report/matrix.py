@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import inf, nan
+from math import inf, isnan, nan
 from pathlib import Path
 from statistics import fmean
 
@@ -33,6 +33,8 @@ class MatrixCell:
         time_to_harm: The first visit, from 1, that is above Source by more than noise; None if there is none.
         ms_per_image: Milliseconds of predicting and adapting per image.
         num_results: How many results, of different seeds, the numbers are means over.
+        calibration_error: The expected calibration error; nan in numbers of earlier versions.
+        peak_mib: The highest peak memory of a result, in MiB; None where it is not known.
     """
 
     error: float
@@ -43,6 +45,8 @@ class MatrixCell:
     time_to_harm: int | None
     ms_per_image: float
     num_results: int
+    calibration_error: float = nan
+    peak_mib: int | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -183,6 +187,8 @@ def _measure(entry: MethodEntry, source: MethodEntry) -> MatrixCell:
         time_to_harm=find_time_to_harm(entry.results, source.results) if has_visits else None,
         ms_per_image=fmean(result.ms_per_image for result in entry.results),
         num_results=len(entry.results),
+        calibration_error=fmean(result.calibration_error for result in entry.results),
+        peak_mib=max((result.peak_mib for result in entry.results if result.peak_mib is not None), default=None),
     )
 
 
@@ -231,6 +237,26 @@ def build_time_table(matrix: Matrix) -> Table:
 
     caption, note = "Milliseconds per image to predict and adapt", "Wall-clock time, without reading the images."
     return _build(matrix, (SOURCE, *matrix.methods), make_cell, caption, note)
+
+
+def build_calibration_table(matrix: Matrix) -> Table | None:
+    """Return the expected calibration error in percent; None for numbers of earlier versions."""
+
+    def make_cell(_label: str, _protocol: MatrixProtocol, cell: MatrixCell) -> TableCell:
+        return TableCell(100 * cell.calibration_error)
+
+    caption, note = "Expected calibration error in percent", "Of fifteen bins of confidence, over the whole stream."
+    return _drop_empty(_build(matrix, (SOURCE, *matrix.methods), make_cell, caption, note))
+
+
+def build_memory_table(matrix: Matrix) -> Table | None:
+    """Return the peak memory in MiB; None where it is not known of any cell."""
+
+    def make_cell(_label: str, _protocol: MatrixProtocol, cell: MatrixCell) -> TableCell:
+        return TableCell(nan if cell.peak_mib is None else cell.peak_mib, decimals=0)
+
+    caption, note = "Peak memory in MiB", "Of the accelerator; on a CPU of the whole process, its libraries included."
+    return _drop_empty(_build(matrix, (SOURCE, *matrix.methods), make_cell, caption, note))
 
 
 def build_recurrence_table(matrix: Matrix) -> Table | None:
@@ -338,6 +364,10 @@ def _build(
         rows.append(TableRow(label, "", _count_results(matrix, label), tuple(cells)))
     columns = tuple(TableColumn(each.name, each.name, short_name=each.name) for each in matrix.protocols)
     return Table(columns, tuple(rows), caption, (note,))
+
+
+def _drop_empty(table: Table) -> Table | None:
+    return None if all(isnan(cell.value) for row in table.rows for cell in row.cells) else table
 
 
 def _count_results(matrix: Matrix, label: str) -> int:

@@ -17,8 +17,10 @@ from ctta.benchmark.report.content import ReportContent, SectionContent, format_
 from ctta.benchmark.report.matrix import (
     Matrix,
     MatrixProtocol,
+    build_calibration_table,
     build_difference_table,
     build_error_table,
+    build_memory_table,
     build_recurrence_table,
     build_time_table,
     write_advice,
@@ -320,7 +322,10 @@ def write_matrix_page(matrix: Matrix, out: Path) -> Path:
     heat_map = save_figure(plot_heat_map(matrix), out / "heat-map", "Heat map", HEAT_MAP_CAPTION)
     advice = write_advice(matrix)
     guide = [(protocol, _describe_protocol(matrix, protocol)) for protocol in matrix.protocols]
-    build = (build_difference_table, build_error_table, build_recurrence_table, build_time_table)
+    build = (
+        *(build_difference_table, build_error_table, build_calibration_table, build_recurrence_table),
+        *(build_time_table, build_memory_table),
+    )
     tables = [table for table in (make(matrix) for make in build) if table]
     rows = [
         [f"**{escape_markdown(each.name)}**: {escape_markdown(each.description)}", *map(escape_markdown, fields)]
@@ -373,6 +378,7 @@ def render_matrix_csv(matrix: Matrix) -> str:
                 "drift_low": drift.low if drift else None,
                 "drift_high": drift.high if drift else None,
                 "ms_per_image": cell.ms_per_image,
+                "calibration_error": None if isnan(cell.calibration_error) else cell.calibration_error,
             }
             records.append(
                 {
@@ -384,6 +390,7 @@ def render_matrix_csv(matrix: Matrix) -> str:
                     "verdict": cell.verdict,
                     "time_to_harm": cell.time_to_harm or "",
                     **{name: "" if number is None else f"{number:.6f}" for name, number in numbers.items()},
+                    "peak_mib": "" if cell.peak_mib is None else cell.peak_mib,
                 }
             )
     return _format_csv(list(records[0]), (record.values() for record in records))

@@ -101,12 +101,13 @@ def build_class_table(entries: Sequence[MethodEntry]) -> Table | None:
 
 
 def build_summary_table(entries: Sequence[MethodEntry]) -> Table:
-    """Return the table of calibration, cost and worst domain, next to the mean score."""
+    """Return the table of calibration, cost, worst domain and worst seed, next to the mean score."""
     metric = entries[0].results[0].metric
     columns: dict[TableColumn, Statistic] = {TableColumn(metric.key, f"{metric.name} (%)", metric.best): average_value}
     if metric == MIOU:
         columns[TableColumn("pixel_accuracy", "pixel accuracy (%)", "highest")] = compute_accuracy
     columns[TableColumn("calibration_error", "ECE (%)")] = compute_calibration
+    has_seeds = any(len(entry.seeds) > 1 for entry in entries)
     rows = []
     for entry, row in zip(entries, _build_rows(entries, columns), strict=True):
         interval = estimate_interval(entry.results)
@@ -119,12 +120,14 @@ def build_summary_table(entries: Sequence[MethodEntry]) -> Table:
         updates = TableCell(num_skipped, decimals=0, note=f"of {num_batches}" if num_skipped else "")
         shares = [result.update_share for result in entry.results if result.update_share is not None]
         learned = TableCell(100 * fmean(shares) if shares else nan, decimals=0)
-        others = (time, memory, _find_worst_domain(entry), updates, learned, _compare_with_best(entry, entries))
+        worst = (_find_worst_domain(entry), *([_find_worst_seed(entry)] if has_seeds else []))
+        others = (time, memory, *worst, updates, learned, _compare_with_best(entry, entries))
         rows.append(replace(row, cells=(mean, *row.cells[1:], *others)))
     headings = {
         "ms_per_image": "ms per image",
         "peak_mib": "peak memory (MiB)",
         "worst": f"worst domain, {metric.name} (%)",
+        **({"worst_seed": f"worst seed, {metric.name} (%)"} if has_seeds else {}),
         "skipped": "skipped updates",
         "learned": "learned from (% of batches)",
         "difference": "minus best (points)",
@@ -188,6 +191,18 @@ def _find_worst_domain(entry: MethodEntry) -> TableCell:
     pick = max if entry.results[0].metric.best == "lowest" else min
     worst = pick(grouped, key=lambda name: fmean(grouped[name]))
     return replace(average(grouped[worst]), note=replace_underscores(worst), deviation=None)
+
+
+def _find_worst_seed(entry: MethodEntry) -> TableCell:
+    """Return the worst mean score of a seed, over its orders; no number for a single seed."""
+    if len(entry.seeds) < 2:
+        return TableCell(nan)
+    values = {
+        seed: fmean(100 * result.value for result in entry.results if result.labels.get("seed") == seed)
+        for seed in entry.seeds
+    }
+    worst = (max if entry.results[0].metric.best == "lowest" else min)(values, key=values.__getitem__)
+    return TableCell(values[worst], note=f"seed {worst}")
 
 
 _DRIFT = "Drift: last visit minus first, in points"

@@ -13,10 +13,9 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from ctta.data.streams.sequences import corruption_order
-from ctta.evaluation.display import NUM_DIGITS
+from ctta.evaluation.display import NO_NUMBER, NUM_DIGITS
 from ctta.evaluation.intervals import Verdict
 
-NO_NUMBER = "\N{EN DASH}"
 NEVER = "never"
 #: Symbols beside the colors of a verdict: the error is below that of the source network, or above it.
 MARKS: dict[Verdict | None, str] = {
