@@ -12,9 +12,9 @@ import ctta
 from ctta.benchmark.report import score_table, write_report
 from ctta.benchmark.report.runs import group_by_method
 from ctta.benchmark.report.score_tables import build_visit_table
-from ctta.benchmark.report.tables import NO_NUMBER
 from ctta.data.streams import cyclic, rounds
 from ctta.errors import InputError
+from ctta.evaluation.display import NO_NUMBER
 
 
 def make_net(seed: int = 0) -> nn.Module:

@@ -24,7 +24,7 @@ from ctta.functional import at_least_float32, hard_cross_entropy, widest_float
 from ctta.io.atomic import atomic_write
 from ctta.io.tensors import read_tensors, write_tensors
 from ctta.nn import BatchStats, find_norm_layers, find_norm_parameters
-from ctta.nn.heads import features_and_logits, find_head, record_features_
+from ctta.nn.heads import features_and_logits, find_head, has_quantized_layers, record_features_
 from ctta.nn.surgery import Output, check_batch, copy_for_adaptation, explain_memory, fingerprint, train_only_
 from ctta.nn.vit import find_blocks
 
@@ -205,7 +205,7 @@ def source_stats(
     ==================  ===============================================================================================
     ``fisher``          per parameter: the mean over batches of the squared gradient of the batch's mean loss against
                         the network's own predictions. As in EATA's code it depends on the batch size; use that of the
-                        stream
+                        stream. Quantized layers have no gradient, and a network with them no ``fisher``
     ``class_means``     features before the classifier, mean per class (C, d): the prototypes; with
                         ``class_variances`` (C, d) and ``class_counts`` (C)
     ``feature_mean``    of all features (d), with ``feature_variance``
@@ -237,7 +237,10 @@ def source_stats(
     """
     net_copy = copy_for_adaptation(net, batch_stats=batch_stats, output=output)
     trained = find_norm_parameters(net_copy)
-    train_only_(net_copy, trained if parameters == "norms" else {name for name, _ in net_copy.named_parameters()})
+    if has_quantized_layers(net_copy):
+        train_only_(net_copy, set())
+    else:
+        train_only_(net_copy, trained if parameters == "norms" else {name for name, _ in net_copy.named_parameters()})
     has_head = _record_head_(net_copy, head)
     collector = _Collector(net_copy, find_blocks(net_copy) if blocks else ())
     for x, given in _pair_with_labels(batches, labels):

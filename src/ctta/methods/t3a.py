@@ -14,7 +14,7 @@ from ctta.core.parallel import current_reducer
 from ctta.core.validation import check_integer
 from ctta.functional import at_least_float32, entropy
 from ctta.methods.parts.supports import keep_most_certain, pick
-from ctta.nn.heads import features_and_logits, get_head, head_weight
+from ctta.nn.heads import features_and_logits, get_head, head_weight, layer_weight, replace_head_weight_
 
 
 class T3A(AdaptiveModel):
@@ -59,7 +59,7 @@ class T3A(AdaptiveModel):
         self.register_buffer("features", weight.new_zeros(num_classes, num_supports, num_features))
         self.register_buffer("entropies", weight.new_full((num_classes, num_supports), torch.inf))
         classifier = get_head(self.source)
-        self.features, self.entropies = self._add(weight, classifier(classifier.weight.detach()).flatten(1))
+        self.features, self.entropies = self._add(weight, classifier(layer_weight(classifier)).flatten(1))
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
@@ -94,7 +94,6 @@ class T3A(AdaptiveModel):
         return F.normalize((F.normalize(supports, dim=2) * entropies.isfinite().unsqueeze(2)).sum(1))
 
     @override
-    @torch.no_grad()
     def deploy(self, batches: Iterable[Any] | None = None) -> nn.Module:
         """Return the network with the prototypes as the weights of its classifier, and no bias.
 
@@ -105,8 +104,5 @@ class T3A(AdaptiveModel):
             A plain network.
         """
         net = super().deploy(batches)
-        classifier: Any = net.get_submodule(self.head)
-        classifier.weight.copy_(self._average(self.features, self.entropies).view_as(classifier.weight))
-        if classifier.bias is not None:
-            classifier.bias.zero_()
+        replace_head_weight_(net, self.head, self._average(self.features, self.entropies))
         return net

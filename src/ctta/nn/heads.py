@@ -99,7 +99,9 @@ def _from_names(modules: dict[str, nn.Module]) -> list[str]:
 
 def _from_order(modules: dict[str, nn.Module]) -> str:
     """Return the last layer with weights, which must be one that can compute logits."""
-    with_weights = [name for name, module in modules.items() if list(module.parameters(recurse=False))]
+    with_weights = [
+        name for name, module in modules.items() if list(module.parameters(recurse=False)) or is_linear(module)
+    ]
     if not with_weights or not _is_head(modules[with_weights[-1]]):
         last = f"its last layer with weights is a {type(modules[with_weights[-1]]).__name__}" if with_weights else ""
         raise ConfigError(
@@ -119,7 +121,7 @@ def _is_head(module: nn.Module, *, any_size: bool = False) -> bool:
     """Return whether a layer can compute logits from the features at its place."""
     if isinstance(module, _ConvNd):
         return any_size or all(side == 1 for side in module.kernel_size)
-    return isinstance(module, nn.Linear)
+    return is_linear(module)
 
 
 def _join(prefix: str, name: str) -> str:
@@ -148,7 +150,7 @@ def get_head(net: nn.Module) -> Any:
         net: A network after :func:`record_features_`, or a copy of one.
 
     Returns:
-        The layer: a function of features, with ``weight`` (C, d, ...) and ``bias``, which may be None.
+        The layer: a function of features. Its weights are :func:`head_weight`.
     """
     for module in net.modules():
         if any(isinstance(hook, RecordFeatures) for hook in module._forward_pre_hooks.values()):
@@ -198,8 +200,7 @@ def head_weight(net: nn.Module) -> Tensor:
     Returns:
         (C, d), a copy.
     """
-    weight: Tensor = get_head(net).weight
-    return weight.detach().clone().flatten(1)
+    return layer_weight(get_head(net)).clone().flatten(1)
 
 
 @torch.no_grad()
@@ -212,8 +213,63 @@ def shift_features_(net: nn.Module, head: str, shift: Tensor) -> None:
         shift: What is added to features (d).
     """
     layer: Any = net.get_submodule(head)
-    moved = (layer.weight.flatten(1).to(shift) @ shift).to(layer.weight)
-    layer.bias = nn.Parameter(moved if layer.bias is None else layer.bias + moved, layer.weight.requires_grad)
+    weight = layer_weight(layer)
+    moved = (weight.flatten(1).to(shift) @ shift).to(weight)
+    if _is_quantized(layer):
+        bias = layer.bias()
+        layer.set_weight_bias(layer.weight(), moved if bias is None else bias.detach() + moved)
+    else:
+        layer.bias = nn.Parameter(moved if layer.bias is None else layer.bias + moved, layer.weight.requires_grad)
+
+
+@torch.no_grad()
+def replace_head_weight_(net: nn.Module, head: str, weight: Tensor) -> None:
+    """Let a classifier multiply features by other weights, without a bias.
+
+    A quantized classifier becomes a layer of floats, as rounding the weights would change its answers.
+
+    Args:
+        net: The network.
+        head: The name that :func:`find_head` returned.
+        weight: One row per class (C, d).
+    """
+    layer: Any = net.get_submodule(head)
+    if _is_quantized(layer):
+        layer = nn.utils.skip_init(
+            nn.Linear, layer.in_features, layer.out_features, bias=False, dtype=weight.dtype, device=weight.device
+        ).train(layer.training)
+        net.set_submodule(head, layer)
+    layer.weight.copy_(weight.view_as(layer.weight))
+    if layer.bias is not None:
+        layer.bias.zero_()
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Return whether a layer is linear: of floats, or one that torch has quantized."""
+    return isinstance(module, nn.Linear) or _is_quantized(module)
+
+
+def _is_quantized(module: nn.Module) -> bool:
+    """Return whether a layer is linear and quantized; told by structure, as its class is moving to another package."""
+    return hasattr(module, "in_features") and callable(getattr(module, "weight", None))
+
+
+def has_quantized_layers(net: nn.Module) -> bool:
+    """Return whether a network has linear layers that torch has quantized, through which there is no gradient."""
+    return any(map(_is_quantized, net.modules()))
+
+
+def layer_weight(layer: Any) -> Tensor:
+    """Return the weights of a linear layer or a convolution; those of a quantized layer as floats.
+
+    Args:
+        layer: The layer, for which :func:`is_linear` may hold.
+
+    Returns:
+        The weights (C, d, ...), without gradient.
+    """
+    weight: Tensor = layer.weight().dequantize() if _is_quantized(layer) else layer.weight
+    return weight.detach()
 
 
 def count_classes(net: nn.Module, head: str | None = None) -> int:
@@ -226,6 +282,5 @@ def count_classes(net: nn.Module, head: str | None = None) -> int:
     Returns:
         The number of outputs of the head.
     """
-    layer = net.get_submodule(find_head(net, head))
-    assert isinstance(layer, nn.Linear | _ConvNd)
-    return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+    layer: Any = net.get_submodule(find_head(net, head))
+    return int(layer.out_features if is_linear(layer) else layer.out_channels)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from ctta.errors import ConfigError
 from ctta.functional import at_least_float32
 from ctta.nn import find_norm_layers
+from ctta.nn.heads import is_linear
 
 #: Names of the projections to queries and keys, where they are two layers.
 _PROJECTIONS = (("q_proj", "k_proj"), ("query", "key"), ("q", "k"), ("to_q", "to_k"))
@@ -119,7 +120,8 @@ def _is_attention(module: nn.Module) -> bool:
 
 
 def _is_linear(module: nn.Module, name: str) -> bool:
-    return isinstance(getattr(module, name, None), nn.Linear)
+    layer = getattr(module, name, None)
+    return isinstance(layer, nn.Module) and is_linear(layer)
 
 
 def _find_projections(module: nn.Module) -> tuple[str, str] | None:

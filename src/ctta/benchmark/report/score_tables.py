@@ -14,7 +14,6 @@ from ctta.benchmark.report.published import PublishedRow, find_published_table
 from ctta.benchmark.report.runs import MethodEntry, group_by_method, saw_same_batches
 from ctta.benchmark.report.tables import (
     MAX_COLUMNS,
-    NO_NUMBER,
     ColumnLayout,
     Table,
     TableCell,
@@ -25,7 +24,7 @@ from ctta.benchmark.report.tables import (
     replace_underscores,
 )
 from ctta.errors import InputError
-from ctta.evaluation.display import format_percent, format_range, to_points, write_headline
+from ctta.evaluation.display import NO_NUMBER, format_percent, format_range, to_points, write_headline
 from ctta.evaluation.intervals import Statistic, average_value, estimate_difference, estimate_interval
 from ctta.evaluation.metrics import MIOU, BatchScore, PixelScore, Score
 from ctta.evaluation.results import Result, find_time_to_harm

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ctta.core.state import LazyModule
 from ctta.core.validation import check_each, check_fraction, check_integer
 from ctta.functional import at_least_float32
-from ctta.nn.heads import features_and_logits, shift_features_
+from ctta.nn.heads import features_and_logits, is_linear, layer_weight, shift_features_
 from ctta.nn.vit import change_tokens, find_block_norms, find_blocks, find_class_token
 from ctta.source_stats import SourceStats
 
@@ -31,8 +31,8 @@ def draw_prompts(net: nn.Module, num_prompts: int, generator: torch.Generator) -
     """Draw tokens (num_prompts, d) like the class token, uniformly as Xavier's rule has it for a layer from patches."""
     check_integer("num_prompts", num_prompts, 1)
     token = net.get_parameter(find_class_token(net)).detach()
-    embedding = next(module for module in net.modules() if isinstance(module, nn.Conv2d | nn.Linear))
-    bound = (6 / (embedding.weight[0].numel() + token.shape[2])) ** 0.5
+    embedding = next(module for module in net.modules() if isinstance(module, nn.Conv2d) or is_linear(module))
+    bound = (6 / (layer_weight(embedding)[0].numel() + token.shape[2])) ** 0.5
     drawn = torch.rand(num_prompts, token.shape[2], generator=generator, dtype=torch.float64)
     return drawn.mul_(2 * bound).sub_(bound).to(token)
 
