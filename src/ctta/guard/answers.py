@@ -1,8 +1,14 @@
-"""What is known of accuracy: by a few delayed labels for the last answers, and by an estimate without any."""
+"""What is known of accuracy: by a few delayed labels for the last answers, and by an estimate without any.
+
+Labels arrive one by one, and an alarm that looks at a 95 % interval after each of them is false far more often than in
+5 % of streams. Harm is therefore decided by a test that is valid at any time: a test martingale. A bet of a share of
+the capital is made on each label, that the source is right and the method is not. If the method does not harm, the
+capital does not grow on average, and by Ville's inequality it ever multiplies by 20 with a probability of at most 5 %.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import nan, sqrt
+from math import log, nan, sqrt
 from typing import Any
 
 import torch
@@ -14,15 +20,45 @@ from ctta.errors import ConfigError, InputError
 from ctta.guard.estimate import GainEstimate, GainMonitor
 
 UNKNOWN = -1
+_OF_EACH_ANSWER = ("classes", "source_classes", "labels", "labeled_at")
 Z_95 = 1.96  # of a two-sided interval of 95 %
+#: The probability of ever declaring harm, until a remedy, where there is none.
+FALSE_ALARMS = 0.05
+#: The shares of the capital that are bet, and the numbers of labels after which a new bet starts: harm that comes after
+#: a long gain is found by a later start. The capital is split among them, the earlier starts get more.
+BETS = torch.arange(1, 10, dtype=torch.float64) / 10
+STARTS = torch.tensor([0, *(2**power for power in range(5, 24))])
+MAX_EVIDENCE = 1e9
+
+
+def compute_evidence(num_better: Tensor, num_worse: Tensor) -> Tensor:
+    """Return the evidence of harm: the capital, from 1, of bets that a method is worse than the source.
+
+    If each label finds on average, given those before it, that the method is not worse, this ever reaches 1/a with a
+    probability of at most a.
+
+    Args:
+        num_better: By start (..., S): labels since then by which the method alone was right.
+        num_worse: The same for the source alone.
+
+    Returns:
+        The evidence (...), at most ``MAX_EVIDENCE``.
+    """
+    better, worse = (each.double().unsqueeze(-1) for each in (num_better, num_worse))
+    places = torch.arange(1, len(STARTS) + 1, dtype=torch.float64).unsqueeze(1)
+    shares = (1 / (places * (places + 1))).log()
+    capital = shares + better * torch.log1p(-BETS) + worse * torch.log1p(BETS)  # (..., S, bets)
+    total = shares.logsumexp(0) + log(len(BETS))
+    return (capital.flatten(-2).logsumexp(-1) - total).exp().clamp_max(MAX_EVIDENCE)
 
 
 @dataclass(frozen=True)
 class FeedbackSummary:
     """What labels say about the last answers, adapted and not.
 
-    The gain is unbiased if it does not depend on the answers which of them are labeled: for example every hundredth,
-    and not only those that looked wrong. Its interval is that of Agresti and Min for paired answers.
+    The gain is unbiased, and the evidence valid, if it does not depend on whether answers are right which of them are
+    labeled: for example every hundredth, and not only those that looked wrong. The interval is that of Agresti and Min
+    for paired answers; it holds for one look, the evidence for a look after every label.
 
     Attributes:
         num_labels: Labels among the answers that are remembered.
@@ -31,6 +67,8 @@ class FeedbackSummary:
         gain: ``accuracy`` minus ``source_accuracy``.
         low: Lower end of the 95 % interval of the gain.
         high: Upper end.
+        evidence: How many times likelier harm has become, see :func:`compute_evidence`. It counts all labels since the
+            last remedy, also those of answers that are no longer remembered.
     """
 
     num_labels: int
@@ -39,15 +77,16 @@ class FeedbackSummary:
     gain: float | None = None
     low: float | None = None
     high: float | None = None
+    evidence: float = 1.0
 
     @property
     def is_harmful(self) -> bool:
-        """Whether adaptation harms by more than noise: the whole interval of the gain is below zero."""
-        return self.high is not None and self.high < 0
+        """Whether adaptation harms by more than noise; false alarms are bounded however often one looks."""
+        return self.evidence >= 1 / FALSE_ALARMS
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
-        return asdict(self)
+        """Return the fields for JSON, and the verdict."""
+        return asdict(self) | {"is_harmful": self.is_harmful}
 
     def __str__(self) -> str:
         if self.gain is None or self.low is None or self.high is None:
@@ -75,17 +114,25 @@ class AnswerLog(CpuState):
     classes: Tensor
     source_classes: Tensor
     labels: Tensor
+    labeled_at: Tensor
     estimates: Tensor
     count: Tensor
+    num_labeled: Tensor
+    num_better: Tensor
+    num_worse: Tensor
 
     def __init__(self, size: int, first_id: int = 0) -> None:
         super().__init__()
         self.size = check_integer("size", size, 1, 10**6)
-        for name in ("classes", "source_classes", "labels"):
+        for name in _OF_EACH_ANSWER:
             self.register_buffer(name, torch.full((self.size,), UNKNOWN))
         # The gain, as it was estimated without labels at the time.
         self.register_buffer("estimates", torch.full((self.size,), nan, dtype=torch.float64))
         self.register_buffer("count", torch.tensor(first_id))
+        # Of the test for harm, since the last remedy: labels, and since each start those that tell the two apart.
+        self.register_buffer("num_labeled", torch.tensor(0))
+        self.register_buffer("num_better", torch.zeros(len(STARTS), dtype=torch.long))
+        self.register_buffer("num_worse", torch.zeros(len(STARTS), dtype=torch.long))
 
     @property
     def num_answered(self) -> int:
@@ -136,13 +183,36 @@ class AnswerLog(CpuState):
         is_known = (numbers >= oldest) & (numbers < self.num_answered)
         rows = (numbers % self.size).to(self.classes.device)
         is_known &= (self.classes[rows] != UNKNOWN).cpu()
-        self.labels[rows[is_known]] = values[is_known].to(self.labels)
+        # Of two labels for one answer, the later one counts, at the place of the earlier one.
+        latest = dict(zip(rows[is_known].tolist(), values[is_known].tolist(), strict=True))
+        self._label_(*torch.tensor([*latest.items()], dtype=torch.long).view(-1, 2).unbind(1))
         return int((~is_known).sum())
+
+    @torch.inference_mode(False)
+    def _label_(self, rows: Tensor, labels: Tensor) -> None:
+        """Set the labels of some rows, and count them for the test."""
+        is_new = self.labels[rows] == UNKNOWN
+        self.labeled_at[rows[is_new]] = self.num_labeled + torch.arange(int(is_new.sum()))
+        self.num_labeled += is_new.sum()
+        before = self._compare(rows)
+        self.labels[rows] = labels
+        after = self._compare(rows)
+        counts = (self.labeled_at[rows].unsqueeze(1) >= STARTS).long()
+        self.num_better += ((after > 0).long() - (before > 0).long()) @ counts
+        self.num_worse += ((after < 0).long() - (before < 0).long()) @ counts
+
+    def _compare(self, rows: Tensor) -> Tensor:
+        """Return 1 where by the label only the answer is right, -1 where only the source is, else 0."""
+        right, source_right = (each[rows] == self.labels[rows] for each in (self.classes, self.source_classes))
+        return (self.labels[rows] != UNKNOWN) * (right.long() - source_right.long())
 
     def forget_labels_(self) -> None:
         """Forget all labels and estimates, as those of answers before a remedy say nothing about what follows."""
         self.labels.fill_(UNKNOWN)
+        self.labeled_at.fill_(UNKNOWN)
         self.estimates.fill_(nan)
+        for count in (self.num_labeled, self.num_better, self.num_worse):
+            count.zero_()
 
     @torch.inference_mode(False)
     def take_over_(self, state: Mapping[str, Tensor]) -> None:
@@ -157,14 +227,15 @@ class AnswerLog(CpuState):
         own = self.state_dict()
         size = state["classes"].numel()
         for name, value in state.items():
-            expected = (size, *own[name].shape[1:]) if own[name].ndim else ()
+            expected = (size,) if name in (*_OF_EACH_ANSWER, "estimates") else tuple(own[name].shape)
             if tuple(value.shape) != expected or value.dtype != own[name].dtype:
                 raise ValueError(f"{name} has the shape {tuple(value.shape)} and {value.dtype}, expected {expected}")
         number = int(state["count"])
         ids = torch.arange(max(0, number - min(size, self.size)), number)
-        for name in ("classes", "source_classes", "labels", "estimates"):
+        for name in (*_OF_EACH_ANSWER, "estimates"):
             own[name][ids % self.size] = state[name][ids % size].to(own[name].device)
-        self.count.fill_(number)
+        for name in ("count", "num_labeled", "num_better", "num_worse"):
+            own[name].copy_(state[name])
 
     def list_estimate_errors(self) -> tuple[Tensor, Tensor]:
         """Return by how much gains by labels differ from the estimates of their time, and these estimates.
@@ -179,9 +250,9 @@ class AnswerLog(CpuState):
     def summarize(self) -> FeedbackSummary:
         """Return what the labels say about the answers that are remembered."""
         labeled = self.labels != UNKNOWN
-        number = int(labeled.sum())
+        number, evidence = int(labeled.sum()), float(compute_evidence(self.num_better, self.num_worse))
         if number == 0:
-            return FeedbackSummary(0)
+            return FeedbackSummary(0, evidence=evidence)
         right = (self.classes == self.labels)[labeled]
         source_right = (self.source_classes == self.labels)[labeled]
         better, worse = int((right & ~source_right).sum()), int((~right & source_right).sum())
@@ -190,7 +261,7 @@ class AnswerLog(CpuState):
         error = sqrt((better + worse + 1) - (better - worse) ** 2 / (number + 2)) / (number + 2)
         accuracy, source_accuracy = float(right.double().mean()), float(source_right.double().mean())
         ends = max(-1.0, center - Z_95 * error), min(1.0, center + Z_95 * error)
-        return FeedbackSummary(number, accuracy, source_accuracy, accuracy - source_accuracy, *ends)
+        return FeedbackSummary(number, accuracy, source_accuracy, accuracy - source_accuracy, *ends, evidence)
 
 
 class AccuracyTracker(nn.Module):

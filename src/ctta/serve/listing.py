@@ -106,7 +106,7 @@ def find_states(slot: StreamSlot) -> set[StreamState]:
     found = {StreamState.LIVE if slot.stream is not None else StreamState.STORED}
     if score is not None and score >= 1:
         found.add(StreamState.ALARM)
-    if feedback.get("high") is not None and feedback["high"] < 0:
+    if feedback.get("is_harmful"):
         found.add(StreamState.HARMED)
     if summary.get("frozen"):
         found.add(StreamState.FROZEN)
