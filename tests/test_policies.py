@@ -289,18 +289,24 @@ def test_a_restart_leaves_nothing_to_the_policies_after_it() -> None:
     assert all(torch.equal(value, new[name]) for name, value in model.state_dict().items())
 
 
-def naive_skipping(batches: list[Tensor], every: int, rise: float | None) -> tuple[list[Tensor], nn.Module, list[int]]:
+def naive_skipping(
+    batches: list[Tensor], every: int, rise: float | None, change: float | None
+) -> tuple[list[Tensor], nn.Module, list[int]]:
     """Run TENT on some of the batches; return the predictions, the student, and which batches it learned from."""
     student = naive_copy(classifier(), 1.0)
     trained = norm_parameters(student)
-    descent, average = NaiveAdam(trained, lr=LR, eps=EPS), math.inf
+    descent, average, usual = NaiveAdam(trained, lr=LR, eps=EPS), math.inf, 0.5
     predictions, learned = list[Tensor](), list[int]()
     for step, x in enumerate(batches):
         logits = student(x)
         entropies = [cross(probabilities(vector), probabilities(vector)) for vector in elements(logits)]
         loss = add_up(entropies) / len(entropies)
         is_due = not learned or step - learned[-1] >= every
-        if is_due or (rise is not None and float(loss.detach()) > rise * average):
+        surest = [float(max(probabilities(vector))) for vector in elements(logits.detach())]
+        sureness = sum(surest) / len(surest)
+        is_usual = change is None or max(sureness / usual, usual / sureness) <= change
+        usual = 0.99 * usual + 0.01 * sureness
+        if is_usual and (is_due or (rise is not None and float(loss.detach()) > rise * average)):
             descent.step(list(torch.autograd.grad(loss, trained)))
             learned.append(step)
         average = float(loss.detach()) if average == math.inf else 0.99 * average + 0.01 * float(loss.detach())
@@ -308,12 +314,14 @@ def naive_skipping(batches: list[Tensor], every: int, rise: float | None) -> tup
     return predictions, student, learned
 
 
-@pytest.mark.parametrize(("every", "rise"), [(1, None), (3, None), (50, None), (7, 0.96)])
-def test_update_when(every: int, rise: float | None) -> None:
-    policy = ctta.policies.update_when(every, rise=rise)
+@pytest.mark.parametrize(
+    ("every", "rise", "change"), [(1, None, None), (3, None, None), (50, None, None), (7, 0.96, None), (2, 0.98, 1.15)]
+)
+def test_update_when(every: int, rise: float | None, change: float | None) -> None:
+    policy = ctta.policies.update_when(every, rise=rise, max_change=change)
     optimizer = partial(torch.optim.Adam, lr=LR, eps=EPS)
     model = ctta.Tent(classifier(), optimizer=optimizer, policies=[policy], batch_stats=1.0)
-    expected, student, learned = naive_skipping(stream(), every, rise)
+    expected, student, learned = naive_skipping(stream(), every, rise, change)
     predictions, found = [], []
     for step, x in enumerate(stream()):
         predictions.append(model(x))
@@ -322,7 +330,12 @@ def test_update_when(every: int, rise: float | None) -> None:
     CLOSE(predictions, expected)
     assert_same_weights(model.student, student)
     assert found == learned and model.num_steps == len(stream())
-    if rise is not None:
+    if change is not None:
+        due = [
+            step for step in range(1, len(stream())) if step - max([s for s in learned if s < step], default=-9) >= 2
+        ]
+        assert set(due) - set(learned) and len(learned) > 2, "some updates are due, and not taken"
+    elif rise is not None:
         assert {step % every for step in learned} != {0}, "some updates are not due"
         assert len(learned) < len(stream())
 
@@ -405,7 +418,7 @@ def test_the_share_of_updates_stands_beside_the_error() -> None:
     assert table.rows[0].cells[learned].value == 25
 
 
-@pytest.mark.parametrize("settings", [{"every": 0}, {"rise": 0.0}, {"decay": 1.5}])
+@pytest.mark.parametrize("settings", [{"every": 0}, {"rise": 0.0}, {"decay": 1.5}, {"max_change": 1.0}])
 def test_settings_of_skipping_that_cannot_be_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ctta.ConfigError):
         ctta.policies.update_when(**settings)

@@ -32,7 +32,9 @@ X = torch.rand(3, 16, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 @pytest.mark.parametrize("name", ["neo", "t3a", "lame", "foa", "pea"])
 def test_a_method_predicts_almost_as_on_the_network_of_floats(name: str) -> None:
     def run(net: nn.Module) -> Tensor:
-        needs: dict[str, Any] = {"source_stats": ctta.source_stats(net, [X[0]], blocks=True)} if name in ("foa", "pea") else {}
+        needs: dict[str, Any] = (
+            {"source_stats": ctta.source_stats(net, [X[0]], blocks=True)} if name in ("foa", "pea") else {}
+        )
         model = ctta.adapt(net, name, **needs)
         return torch.cat([model(x) for x in X])
 
