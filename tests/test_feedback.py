@@ -54,6 +54,39 @@ def test_labels_tell_gain_from_harm() -> None:
     assert [event.kind for event in model.events] == [EventKind.HARM] and not model.frozen
 
 
+def test_yes_and_no_leave_the_source_open_only_where_it_differs() -> None:
+    log, twin = AnswerLog(100), AnswerLog(100)
+    answers, source, labels = (torch.randint(3, (80,), generator=torch.Generator().manual_seed(s)) for s in range(3))
+    for each in (log, twin):
+        each.add_(answers, source)
+    assert log.set_verdicts_(range(81), torch.cat([answers == labels, torch.tensor([True])])) == 1
+    twin.set_labels_(range(80), labels)
+    found, exact = log.summarize(), twin.summarize()
+    is_open = (answers != labels) & (answers != source)
+    assert found.num_open == int(is_open.sum()) > 0 and (found.num_labels, found.accuracy) == (80, exact.accuracy)
+    assert (
+        found.gain is found.source_accuracy is None
+        and "open" in str(found)
+        and log.list_estimate_errors()[0].numel() == 0
+    )
+    assert found.low is not None and found.high is not None and exact.low is not None and exact.high is not None
+    assert found.low < exact.low < exact.high < found.high and found.evidence < exact.evidence
+    log.set_labels_(is_open.nonzero().flatten(), labels[is_open])  # what was open
+    assert log.summarize() == exact
+
+
+def test_feedback_takes_labels_or_verdicts() -> None:
+    model = make_model()
+    ids, answers, _ = run(model)
+    assert model.feedback(ids, right=[True] * 64) == model.feedback(ids, answers)
+    with pytest.raises(InputError, match="either"):
+        model.feedback(ids, answers, right=[True] * 64)
+    with pytest.raises(InputError, match="either"):
+        model.feedback(ids)
+    with pytest.raises(InputError, match="one label per id"):
+        model.feedback(ids, right=[True])
+
+
 def test_harm_can_veto_adaptation() -> None:
     frozen = make_model(on_harm="freeze")
     ids, _, plain = run(frozen)

@@ -6,7 +6,7 @@ the capital is made on each label, that the source is right and the method is no
 capital does not grow on average, and by Ville's inequality it ever multiplies by 20 with a probability of at most 5 %.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import log, nan, sqrt
 from typing import Any
@@ -20,6 +20,7 @@ from ctta.errors import ConfigError, InputError
 from ctta.guard.estimate import GainEstimate, GainMonitor
 
 UNKNOWN = -1
+REJECTED = -2  # as a label: the answered class is wrong, and the right one is not known
 _OF_EACH_ANSWER = ("classes", "source_classes", "labels", "labeled_at")
 Z_95 = 1.96  # of a two-sided interval of 95 %
 #: The probability of ever declaring harm, until a remedy, where there is none.
@@ -54,21 +55,22 @@ def compute_evidence(num_better: Tensor, num_worse: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FeedbackSummary:
-    """What labels say about the last answers, adapted and not.
+    """What labels, or verdicts, say about the last answers, adapted and not.
 
     The gain is unbiased, and the evidence valid, if it does not depend on whether answers are right which of them are
     labeled: for example every hundredth, and not only those that looked wrong. The interval is that of Agresti and Min
     for paired answers; it holds for one look, the evidence for a look after every label.
 
     Attributes:
-        num_labels: Labels among the answers that are remembered.
+        num_labels: Labels and verdicts among the answers that are remembered.
         accuracy: Fraction of right answers among the labeled ones; None without labels.
-        source_accuracy: The same for the network without adaptation.
-        gain: ``accuracy`` minus ``source_accuracy``.
-        low: Lower end of the 95 % interval of the gain.
-        high: Upper end.
+        source_accuracy: The same for the network without adaptation; None if a verdict leaves it open.
+        gain: ``accuracy`` minus ``source_accuracy``; None likewise.
+        low: Lower end of the 95 % interval of the gain; as if the source were right wherever that is open.
+        high: Upper end; as if it were wrong there.
         evidence: How many times likelier harm has become, see :func:`compute_evidence`. It counts all labels since the
             last remedy, also those of answers that are no longer remembered.
+        num_open: Answers that were called wrong, of which it is open whether the source's, another one, is right.
     """
 
     num_labels: int
@@ -78,6 +80,7 @@ class FeedbackSummary:
     low: float | None = None
     high: float | None = None
     evidence: float = 1.0
+    num_open: int = 0
 
     @property
     def is_harmful(self) -> bool:
@@ -89,8 +92,13 @@ class FeedbackSummary:
         return asdict(self) | {"is_harmful": self.is_harmful}
 
     def __str__(self) -> str:
-        if self.gain is None or self.low is None or self.high is None:
+        if self.low is None or self.high is None:
             return "no labels"
+        if self.gain is None:
+            low, high = 100 * self.low, 100 * self.high
+            return (
+                f"adapting: {low:+.1f} to {high:+.1f} points by {self.num_labels} labels, {self.num_open} of them open"
+            )
         half = 50 * (self.high - self.low)
         return f"adapting: {100 * self.gain:+.1f} ± {half:.1f} points by {self.num_labels} labels"
 
@@ -174,17 +182,40 @@ class AnswerLog(CpuState):
         Raises:
             InputError: There are more or fewer labels than ids, or a label is negative.
         """
-        numbers, values = torch.as_tensor(ids, dtype=torch.long), torch.as_tensor(labels, dtype=torch.long)
-        if numbers.ndim != 1 or numbers.shape != values.shape:
-            raise InputError(f"expected one label per id, got {tuple(values.shape)} for ids {tuple(numbers.shape)}")
-        if len(values) and int(values.min()) < 0:
+        values = torch.as_tensor(labels, dtype=torch.long)
+        if values.numel() and int(values.min()) < 0:
             raise InputError(f"labels must be class numbers from 0, got {int(values.min())}")
+        return self._set_(ids, lambda _: values, values.shape)
+
+    def set_verdicts_(self, ids: Sequence[int] | Tensor, right: Sequence[bool] | Tensor) -> int:
+        """Remember which answers are right and which are wrong.
+
+        That an answer is wrong says nothing about another answer of the source.
+
+        Args:
+            ids: The ids of the answers.
+            right: Whether each is right.
+
+        Returns:
+            How many ids are unknown, as these answers are too old or not given.
+
+        Raises:
+            InputError: There are more or fewer verdicts than ids.
+        """
+        verdicts = torch.as_tensor(right, dtype=torch.bool)
+        return self._set_(ids, lambda rows: torch.where(verdicts, self.classes[rows], REJECTED), verdicts.shape)
+
+    def _set_(self, ids: Sequence[int] | Tensor, read_labels: Callable[[Tensor], Tensor], given: torch.Size) -> int:
+        """Set the labels of answers, of the shape ``given``, from a function of their rows; see ``set_labels_``."""
+        numbers = torch.as_tensor(ids, dtype=torch.long)
+        if numbers.ndim != 1 or numbers.shape != given:
+            raise InputError(f"expected one label per id, got {tuple(given)} for ids {tuple(numbers.shape)}")
         oldest = max(0, self.num_answered - self.size)
         is_known = (numbers >= oldest) & (numbers < self.num_answered)
         rows = (numbers % self.size).to(self.classes.device)
         is_known &= (self.classes[rows] != UNKNOWN).cpu()
         # Of two labels for one answer, the later one counts, at the place of the earlier one.
-        latest = dict(zip(rows[is_known].tolist(), values[is_known].tolist(), strict=True))
+        latest = dict(zip(rows[is_known].tolist(), read_labels(rows)[is_known].tolist(), strict=True))
         self._label_(*torch.tensor([*latest.items()], dtype=torch.long).view(-1, 2).unbind(1))
         return int((~is_known).sum())
 
@@ -202,7 +233,10 @@ class AnswerLog(CpuState):
         self.num_worse += ((after < 0).long() - (before < 0).long()) @ counts
 
     def _compare(self, rows: Tensor) -> Tensor:
-        """Return 1 where by the label only the answer is right, -1 where only the source is, else 0."""
+        """Return 1 where by the label only the answer is right, -1 where only the source is, else 0.
+
+        It is 0 also where a verdict leaves the source open: as if that were wrong, so that evidence is not invented.
+        """
         right, source_right = (each[rows] == self.labels[rows] for each in (self.classes, self.source_classes))
         return (self.labels[rows] != UNKNOWN) * (right.long() - source_right.long())
 
@@ -240,12 +274,18 @@ class AnswerLog(CpuState):
     def list_estimate_errors(self) -> tuple[Tensor, Tensor]:
         """Return by how much gains by labels differ from the estimates of their time, and these estimates.
 
-        Both are of the answers that have a label and an estimate.
+        Both are of the answers that have a label and an estimate; of none if a verdict leaves the source open, since
+        the others would be a selection.
         """
-        chosen = (self.labels != UNKNOWN) & self.estimates.isfinite()
+        chosen = (self.labels != UNKNOWN) & self.estimates.isfinite() & ~self._is_open.any()
         labels, estimates = self.labels[chosen], self.estimates[chosen]
         right, source_right = ((each[chosen] == labels).double() for each in (self.classes, self.source_classes))
         return right - source_right - estimates, estimates
+
+    @property
+    def _is_open(self) -> Tensor:
+        """Which answers were called wrong where the source has another one, which may be right."""
+        return (self.labels == REJECTED) & (self.classes != self.source_classes)
 
     def summarize(self) -> FeedbackSummary:
         """Return what the labels say about the answers that are remembered."""
@@ -256,12 +296,20 @@ class AnswerLog(CpuState):
         right = (self.classes == self.labels)[labeled]
         source_right = (self.source_classes == self.labels)[labeled]
         better, worse = int((right & ~source_right).sum()), int((~right & source_right).sum())
-        # Agresti and Min (2005): one half is added to each of the four cells.
-        center = (better - worse) / (number + 2)
-        error = sqrt((better + worse + 1) - (better - worse) ** 2 / (number + 2)) / (number + 2)
+        num_open = int(self._is_open.sum())
+        ends = _find_ends(number, better, worse + num_open)[0], _find_ends(number, better, worse)[1]
         accuracy, source_accuracy = float(right.double().mean()), float(source_right.double().mean())
-        ends = max(-1.0, center - Z_95 * error), min(1.0, center + Z_95 * error)
+        if num_open:
+            return FeedbackSummary(number, accuracy, None, None, *ends, evidence, num_open)
         return FeedbackSummary(number, accuracy, source_accuracy, accuracy - source_accuracy, *ends, evidence)
+
+
+def _find_ends(number: int, better: int, worse: int) -> tuple[float, float]:
+    """Return the ends of the 95 % interval of the gain, from paired answers."""
+    # Agresti and Min (2005): one half is added to each of the four cells.
+    center = (better - worse) / (number + 2)
+    error = sqrt((better + worse + 1) - (better - worse) ** 2 / (number + 2)) / (number + 2)
+    return max(-1.0, center - Z_95 * error), min(1.0, center + Z_95 * error)
 
 
 class AccuracyTracker(nn.Module):
@@ -303,25 +351,37 @@ class AccuracyTracker(nn.Module):
         self._recalibrate_(self.answers)
         return ids
 
-    def set_labels_(self, ids: Sequence[int] | Tensor, labels: Sequence[int] | Tensor) -> tuple[FeedbackSummary, int]:
-        """Take labels for some of the answers.
+    def set_labels_(
+        self,
+        ids: Sequence[int] | Tensor,
+        labels: Sequence[int] | Tensor | None = None,
+        *,
+        right: Sequence[bool] | Tensor | None = None,
+    ) -> tuple[FeedbackSummary, int]:
+        """Take labels for some of the answers, or whether they are right.
 
         Args:
             ids: The ids of the answers.
             labels: The right class of each.
+            right: Whether each is right, in place of labels.
 
         Returns:
             What the labels say, and how many ids are unknown.
 
         Raises:
             ConfigError: No answers are remembered.
-            InputError: There are more or fewer labels than ids, or a label is negative.
+            InputError: There are more or fewer labels than ids, or a label is negative; or both or none are given.
         """
         if self.answers is None:
             raise ConfigError(
                 "the guard remembers no answers to take labels for: give a number, such as remember_answers=1000"
             )
-        num_unknown = self.answers.set_labels_(ids, labels)
+        if labels is not None and right is None:
+            num_unknown = self.answers.set_labels_(ids, labels)
+        elif right is not None and labels is None:
+            num_unknown = self.answers.set_verdicts_(ids, right)
+        else:
+            raise InputError("expected either labels or right, which says whether each answer is right")
         self._recalibrate_(self.answers)
         return self.answers.summarize(), num_unknown
 

@@ -513,7 +513,13 @@ class Guarded(AdaptiveModel):
         self._apply_remedy("rollback", "requested", EventKind.ROLLBACK)
         return self
 
-    def feedback(self, ids: Sequence[int] | Tensor, labels: Sequence[int] | Tensor) -> FeedbackSummary:
+    def feedback(
+        self,
+        ids: Sequence[int] | Tensor,
+        labels: Sequence[int] | Tensor | None = None,
+        *,
+        right: Sequence[bool] | Tensor | None = None,
+    ) -> FeedbackSummary:
         """Take labels for some of the last answers, and tell by them whether adaptation helps.
 
         Nothing is trained on the labels. If they show harm by more than noise, ``on_harm`` is applied. Estimates
@@ -524,15 +530,17 @@ class Guarded(AdaptiveModel):
             ids: Ids of the answers: :attr:`last_ids` after each call has one for each input. Those that are not
                 remembered any more are ignored.
             labels: The right class of each.
+            right: Whether each answer is right, in place of labels. A wrong answer leaves open whether the source's, if
+                it is another one, is right: then the gain has bounds only, and harm cannot be shown.
 
         Returns:
             The accuracy of the labeled answers, that of the source, and their difference with an interval.
 
         Raises:
             ConfigError: The guard remembers no answers.
-            InputError: There are more or fewer labels than ids, or a label is negative.
+            InputError: There are more or fewer labels than ids, or a label is negative; or both or none are given.
         """
-        summary, _ = self.accuracy.set_labels_(ids, labels)
+        summary, _ = self.accuracy.set_labels_(ids, labels, right=right)
         if summary.is_harmful:
             self._apply_remedy(self.on_harm, str(summary), EventKind.HARM)
         return summary
