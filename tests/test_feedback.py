@@ -316,8 +316,13 @@ def test_the_service_takes_labels(tmp_path: Path) -> None:
         assert found["source_accuracy"] == pytest.approx(expected)
         assert client.json("GET", "/streams/camera")["feedback"]["num_labels"] == 24
         assert client.json("POST", "/streams/camera/feedback", json={"ids": [99], "labels": [0]})["unknown"] == 1
+        verdicts = [answer == label for answer, label in zip(answers, plain, strict=True)]
+        found = client.json("POST", "/streams/camera/feedback", json={"ids": body["ids"], "right": verdicts})
+        assert found["num_open"] == verdicts.count(False) and found["accuracy"] == pytest.approx(expected)
         for wrong in (
             {"ids": [0]},
+            {"ids": [0], "labels": [0], "right": [True]},
+            {"ids": [0], "right": [1]},
             {"ids": [0], "labels": []},
             {"ids": [0], "labels": [77]},
             {"ids": [0], "labels": ["cat"]},

@@ -83,12 +83,16 @@ class Prediction(BaseModel):
 
 
 class FeedbackRequest(BaseModel):
-    """Labels for some of the last answers of a stream: the number of the right class of each, or its name."""
+    """Labels for some of the last answers of a stream, or in place of them whether each answer is right.
+
+    A label is the number of the right class, or its name.
+    """
 
     ids: list[Annotated[int, Field(strict=True, ge=0, lt=2**63)]] = Field(max_length=10_000)
-    labels: list[Annotated[int, Field(strict=True, ge=0, lt=2**31)] | Annotated[str, Field(strict=True)]] = Field(
-        max_length=10_000
+    labels: list[Annotated[int, Field(strict=True, ge=0, lt=2**31)] | Annotated[str, Field(strict=True)]] | None = (
+        Field(None, max_length=10_000)
     )
+    right: list[Annotated[bool, Field(strict=True)]] | None = Field(None, max_length=10_000)
 
 
 class FeedbackResponse(BaseModel):
@@ -101,6 +105,9 @@ class FeedbackResponse(BaseModel):
     gain: float | None
     low: float | None
     high: float | None
+    evidence: float
+    num_open: int
+    is_harmful: bool
     unknown: int
 
 
@@ -203,7 +210,7 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"][:2]))
             raise ApiError(400, f"expected {{'ids': [...], 'labels': [...]}}; {place}: {first['msg']}") from error
-        return await service.feedback(name, request.ids, request.labels)
+        return await service.feedback(name, request.ids, request.labels, right=request.right)
 
     @router.post("/{name}/{action}", dependencies=admin, responses=error_responses(400, 404, *STREAM_ERRORS))
     async def act(name: Name, action: Literal["reset", "freeze", "unfreeze", "rollback"]) -> dict[str, Any]:

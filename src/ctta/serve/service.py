@@ -150,21 +150,27 @@ class Service:
         self.metrics.updates_over_budget.inc(result.reason == OVER_BUDGET)
         return result
 
-    async def feedback(self, stream: str, ids: Sequence[int], labels: Sequence[int | str]) -> dict[str, Any]:
-        """Take labels for some of the last answers of a stream.
+    async def feedback(
+        self,
+        stream: str,
+        ids: Sequence[int],
+        labels: Sequence[int | str] | None = None,
+        *,
+        right: Sequence[bool] | None = None,
+    ) -> dict[str, Any]:
+        """Take labels for some of the last answers of a stream, or whether they are right.
 
         Args:
             stream: Name of the stream.
             ids: Ids of the answers.
             labels: The right class of each: its number, or its name.
+            right: Whether each is right, in place of labels.
 
         Returns:
             What the labels say about adaptation, as the API names it.
         """
-        numbers = [self._parse_label(label) for label in labels]
-        if len(ids) != len(numbers):
-            raise ApiError(400, f"expected one label per id, got {len(numbers)} labels for {len(ids)} ids")
-        summary, num_unknown = await self.store.run(stream, lambda served: served.feedback(ids, numbers))
+        numbers = None if labels is None else [self._parse_label(label) for label in labels]
+        summary, num_unknown = await self.store.run(stream, lambda served: served.feedback(ids, numbers, right))
         return {"stream": stream, **summary.as_dict(), "unknown": num_unknown}
 
     def _parse_label(self, label: int | str) -> int:

@@ -386,15 +386,17 @@ class ServedStream:
             if not self._record_guard_events():
                 self.record(action, "requested")
 
-    def feedback(self, ids: Sequence[int], labels: Sequence[int]) -> tuple[FeedbackSummary, int]:
-        """Take labels for some of the last answers; if they show harm, do what ``on_harm`` says.
+    def feedback(
+        self, ids: Sequence[int], labels: Sequence[int] | None, right: Sequence[bool] | None
+    ) -> tuple[FeedbackSummary, int]:
+        """Take labels for some of the last answers, or whether they are right; on harm, do what ``on_harm`` says.
 
         Returns:
             What the labels say, and how many ids are unknown.
         """
         if self.answers is None:
             raise ApiError(409, "the service remembers no answers: start it with --feedback 1000, for example")
-        summary, num_unknown = self._accuracy.set_labels_(ids, labels)
+        summary, num_unknown = self._accuracy.set_labels_(ids, labels, right=right)
         if summary.is_harmful:
             self.record(EventKind.HARM, str(summary))
             if self.options.on_harm is not None:
