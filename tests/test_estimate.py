@@ -123,7 +123,7 @@ def test_inputs_that_are_normalized_otherwise_are_noticed() -> None:
     shifts = {}
     for corruption in (None, "brightness", "gaussian_noise"):
         monitor, _ = run_beside_source(ctta.Source(net), *read_images(corruption, 128), 32)
-        shifts[corruption] = monitor.measure_shift(1)
+        shifts[corruption] = monitor.measure_shift([1])
     assert shifts[None] < -0.2 < shifts["brightness"] < shifts["gaussian_noise"] and shifts["gaussian_noise"] > 0.4
     assert count_inputs(nn.Linear(4, 2)) == 0 and count_inputs(nn.BatchNorm1d(100)) == 3 * NUM_CHANNELS
 
@@ -147,6 +147,9 @@ def test_an_estimate_says_which_images_it_stands_for() -> None:
     assert now.num_images == 2 * BLOCK_IMAGES and now.since == 16
     assert everything.num_images == 24 * 32 and everything.since == 0
     assert now.gain < everything.gain < 0 and monitor.is_harmful  # the newest images show it
+    fill(monitor, range(24, 25), 3)  # a block of 32 images has no signs of its own
+    everything = monitor.estimate_all()
+    assert everything is not None and everything.num_images == 25 * 32
     monitor.forget_()
     assert monitor.estimate() is None and monitor.estimate_all() is None
 
@@ -224,6 +227,20 @@ def test_adapt_says_what_it_can_tell(tmp_path: Path) -> None:
     assert harmful.warning is not None and "adaptation seems to harm" in harmful.warning
 
 
+@pytest.mark.parametrize("number", [96, 256, 300])
+def test_adapt_estimates_from_all_images(tmp_path: Path, number: int) -> None:
+    x, _ = read_images("gaussian_noise", number)
+    write_pngs(tmp_path / "noise", x)
+    summaries = [
+        adapt_folder(ctta.models.embedded(), tmp_path / "noise", tmp_path / f"{compare}.csv", compare=compare)
+        for compare in (False, True)
+    ]
+    for summary in summaries:
+        assert summary.method == "vane" and summary.estimated_images == summary.num_images == number
+        assert summary.estimated_gain_low is not None and summary.estimated_gain_low > 0
+    assert summaries[0].estimated_gain == summaries[1].estimated_gain
+
+
 def test_the_command_is_silent_where_it_cannot_tell(tmp_path: Path) -> None:
     write_images(tmp_path / "images", range(40))
     common = ("--model", write_network(tmp_path), "--method", "tent", "--images", tmp_path / "images")
@@ -255,7 +272,7 @@ def test_layers_that_do_not_run_count_for_nothing(tmp_path: Path) -> None:
     whole, plain = (
         run_beside_source(ctta.Tent(net), x, y, 32)[0] for net in (WithTrainingHead(), ctta.models.embedded())
     )
-    assert whole.estimate() == plain.estimate() and whole.measure_shift(1) == plain.measure_shift(1) != 0
+    assert whole.estimate() == plain.estimate() and whole.measure_shift([1]) == plain.measure_shift([1]) != 0
     model = Guarded(ctta.Tent(WithTrainingHead()), remember_answers=10)
     for images in x.split(32):
         model(images)

@@ -219,7 +219,7 @@ def fit_weights(runs: dict[tuple[str, str, str], Run]) -> Tensor:
         for monitor, number, gain in run.iter_monitors():
             differing = float(monitor.answers[1][0])
             if differing > 0:
-                signs.append(monitor.measure_signs(1))
+                signs.append(monitor.measure_signs([1]))
                 shares.append(differing / number)
                 gains.append(gain)
                 numbers.append(number)

@@ -27,7 +27,7 @@ from ctta.errors import ConfigError, annotate_network_errors
 from ctta.evaluation.journal import SaveSchedule
 from ctta.evaluation.steps import step_batch
 from ctta.guard import GainEstimate, Monitored
-from ctta.guard.diagnostics import source_as_trained
+from ctta.guard.diagnostics import Baseline, reuse_source_pass, source_as_trained
 from ctta.guard.estimate import GainMonitor, count_inputs, measure_inputs, record_inputs
 from ctta.guard.summary import NUM_BINS, measure_answers
 from ctta.io.atomic import NO_SPACE_ERRNOS
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ctta.adapt.video import AnnotatedVideo
 
 SECONDS_BETWEEN_SAVES = 20.0
-COMPARE_EVERY = 4  # batches, where the source is asked only to compare
 #: Mean confidence of the source above which a batch counts as one of those that it was trained for.
 SURE_CONFIDENCE = 0.9
 #: The largest fraction of the batch in the statistics for such a batch.
@@ -103,6 +102,7 @@ class InferenceSummary:
             too few images, or if it cannot be told whether adaptation helped.
         estimated_gain_low: Lower end of its interval.
         estimated_gain_high: Upper end.
+        estimated_images: Images that it was estimated from, also where it cannot be told; 0 with too few.
         changed: Fraction of the predictions, or of the pixels, that differ from the source's; None if not compared.
         maps: Folder of the label maps of a network that answers per pixel; None for one that does not, or a video.
         shares: Mean share of the pixels of each class, the largest first, where label maps are written.
@@ -128,6 +128,7 @@ class InferenceSummary:
     estimated_gain: float | None = None
     estimated_gain_low: float | None = None
     estimated_gain_high: float | None = None
+    estimated_images: int = 0
     changed: float | None = None
     maps: str | None = None
     shares: dict[str, float] | None = None
@@ -210,15 +211,25 @@ class InferenceRun:
         """Predict and adapt to the images of a batch, of which each rank takes its part; append the rows of all."""
         names, step = batch.names, self.model.num_steps
         blends = self.model.batch_stats == "blend" and blends_automatically(self.model.source)
-        unadapted, inputs = None, torch.zeros(0)
-        if blends or self.compare or step % COMPARE_EVERY == 0:
+        unadapted, baseline, inputs = None, Baseline(), torch.zeros(0)
+        if blends or self.compare or not self.answers_pixels:  # an estimate of gain is for images, all of them
+
+            def ask_source() -> Tensor:
+                nonlocal baseline
+                baseline = Baseline(self._ask_source(x))
+                assert baseline.source_logits is not None
+                return baseline.source_logits
+
             with record_inputs() as record:
-                unadapted = self._gather(lambda: self._ask_source(x), x.shape[2:])
+                unadapted = self._gather(ask_source, x.shape[2:])
             inputs = self._gather_inputs(measure_inputs(source_as_trained(self.model.source), record))
         fraction = self.model.batch_fraction(len(x))
         if blends and unadapted is not None:
             fraction = choose_fraction(len(x), sum(unadapted.confidences) / len(x))
-        with change_call(fraction=fraction) if blends else nullcontext():
+        with (
+            change_call(fraction=fraction) if blends else nullcontext(),
+            reuse_source_pass(self.model.source, x, baseline),
+        ):
             adapted = self._gather(lambda: step_batch(self.model, x), x.shape[2:])
         if unadapted is not None and adapted.label_maps is None:  # it holds for images
             answers = measure_answers(*(torch.tensor(each.classes) for each in (adapted, unadapted)))
@@ -369,6 +380,7 @@ class InferenceRun:
             estimated_gain=told.gain if told else None,
             estimated_gain_low=told.low if told else None,
             estimated_gain_high=told.high if told else None,
+            estimated_images=gain.num_images if gain else 0,
             changed=self.change_sum / self.num_images if is_compared and self.num_images else None,
             maps=None if self.maps is None else str(self.maps),
             shares=self._list_shares(),

@@ -92,7 +92,7 @@ def format_summary(
         low, high = 100 * (summary.estimated_gain_low or 0.0), 100 * (summary.estimated_gain_high or 0.0)
         lines.append(
             f"Adapting: {100 * summary.estimated_gain:+.1f} points of accuracy ({low:+.1f} to {high:+.1f}) over the "
-            f"network without adaptation, estimated without labels for the {num_images} new {noun}s."
+            f"network without adaptation, estimated without labels from {summary.estimated_images} new {noun}s."
         )
     if summary.num_skipped:
         lines.append(f"{summary.num_skipped} updates were skipped because they were not finite: try a lower lr.")

@@ -99,10 +99,10 @@ def suspect_few_classes(source: nn.Module, x: Tensor, found: "Diagnostics", dete
 @contextmanager
 def reuse_source_pass(source: nn.Module, x: Tensor, baseline: Baseline) -> Iterator[None]:
     """Let a method that asks its source for this very batch have the logits that were computed to judge the batch."""
-    if baseline.source_logits is None or baseline.anchor_logits is None:
+    known = baseline.anchor_logits if uses_batch_statistics(source) else baseline.source_logits
+    if known is None:
         yield
         return
-    known = baseline.anchor_logits if uses_batch_statistics(source) else baseline.source_logits
     version = x._version
 
     def is_known(given: Tensor) -> bool:

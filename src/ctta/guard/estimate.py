@@ -218,7 +218,7 @@ class GainMonitor(CpuState):
 
     def _leave_block_behind_(self) -> None:
         if int(self.num_images[0]) > 0:
-            self.earlier += self._sum_block(0)
+            self.earlier += self._sum_blocks([0])
         for buffer in (self.answers, self.inputs, self.num_images, self.since[:2]):
             buffer[0] = buffer[1]
         for buffer in (self.answers, self.inputs, self.num_images):
@@ -239,18 +239,20 @@ class GainMonitor(CpuState):
 
     def estimate_without_labels(self) -> GainEstimate | None:
         """Return what the answers alone stand for; None if there are too few."""
-        return self._combine([self._sum_block(block) for block in self._list_blocks()], int(self.since[0]))
+        return self._combine([self._sum_blocks([block]) for block in self._list_blocks()], int(self.since[0]))
 
     @property
     def is_harmful(self) -> bool:
         """Whether the estimate, or that of the newest images alone, shows harm."""
-        newest = self._combine([self._sum_block(1)], int(self.since[1])) if 1 in self._list_blocks() else None
+        newest = self._combine([self._sum_blocks([1])], int(self.since[1])) if 1 in self._list_blocks() else None
         return any(found is not None and found.is_harmful for found in (self.estimate(), newest))
 
     def estimate_all(self) -> GainEstimate | None:
         """Return the estimate for all images since the first, without labels; None if there are too few."""
-        blocks = [self._sum_block(block) for block in self._list_blocks()]
-        return self._combine([*blocks, self.earlier], int(self.since[2]))
+        blocks = [[block] for block in self._list_blocks()]
+        if blocks == [[0]]:
+            blocks = [[0, 1]]  # while the newer one has too few images for signs of its own
+        return self._combine([*map(self._sum_blocks, blocks), self.earlier], int(self.since[2]))
 
     def _list_blocks(self) -> list[int]:
         """Return the blocks with enough images; the newer one may have just begun."""
@@ -265,17 +267,17 @@ class GainMonitor(CpuState):
         deviation = math.sqrt((SPREAD * share) ** 2 + (share + 1 / number) / number)
         return GainEstimate(gain / number, deviation, int(number), since)
 
-    def _sum_block(self, block: int) -> Tensor:
-        """Return the number of images of a block, and sums over them of the gain and of the fraction that differs."""
-        number, differing = float(self.num_images[block]), float(self.answers[block][0])
-        signs = self.measure_signs(block)
+    def _sum_blocks(self, blocks: list[int]) -> Tensor:
+        """Return the number of images of blocks, and sums over them of the gain and of the fraction that differs."""
+        number, differing = float(self.num_images[blocks].sum()), float(self.answers[blocks, 0].sum())
+        signs = self.measure_signs(blocks)
         rate = math.tanh(sum(weight * sign for weight, sign in zip(self.weights, signs, strict=True)))
         return torch.tensor([number, rate * differing, differing], dtype=torch.float64)
 
-    def measure_signs(self, block: int) -> tuple[float, ...]:
-        """Return the signs that :class:`Weights` weigh, of one block."""
-        number = float(self.num_images[block])
-        counts, classes = self.answers[block][:NUM_COUNTS].tolist(), self.answers[block][NUM_COUNTS:].view(4, NUM_BINS)
+    def measure_signs(self, blocks: list[int]) -> tuple[float, ...]:
+        """Return the signs that :class:`Weights` weigh, of blocks together."""
+        number, answers = float(self.num_images[blocks].sum()), self.answers[blocks].sum(0)
+        counts, classes = answers[:NUM_COUNTS].tolist(), answers[NUM_COUNTS:].view(4, NUM_BINS)
         differing, all_pairs, source_repeats, adapted_repeats, pairs, source_agrees, adapted_agrees = counts
         source, adapted = classes[:2] / number
         largest = math.log(max(2, int(self.num_bins)))
@@ -291,7 +293,7 @@ class GainMonitor(CpuState):
             for found, chance in zip((source_agrees, adapted_agrees), chances, strict=True)
         ]
         labels_repeat = min(max(repeats[0] / REPETITION, 0.0), 1.0)
-        has_norms, shift = self.inputs.shape[1] > 0, self.measure_shift(block)
+        has_norms, shift = self.inputs.shape[1] > 0, self.measure_shift(blocks)
         return (
             1.0,
             max(evenness, 0.0),
@@ -304,12 +306,13 @@ class GainMonitor(CpuState):
             (1 - labels_repeat) * shift,
         )
 
-    def measure_shift(self, block: int) -> float:
+    def measure_shift(self, blocks: list[int]) -> float:
         """Return how far the inputs of BatchNorm are from those of training, in powers of ten; 0 without BatchNorm.
 
         It is the logarithm of the mean divergence (Kullback-Leibler) of normal distributions with these moments.
         """
-        offset, square, weight = (self.inputs[block] / float(self.num_images[block])).view(3, -1)
+        inputs, number = self.inputs[blocks].sum(0), float(self.num_images[blocks].sum())
+        offset, square, weight = (inputs / number).view(3, -1)
         if float(weight.sum()) == 0:
             return 0.0
         variance = (square - offset.square()).clamp_min(1e-8)
