@@ -20,7 +20,9 @@ from guarded_streams import (
 from torch import nn
 
 import ctta
+from ctta.core import transaction
 from ctta.errors import ConfigError
+from ctta.evaluation.steps import count_passes
 from ctta.guard import CollapseThresholds, Guarded, Health, Monitored
 from ctta.guard.diagnostics import source_as_trained
 from ctta.views import image_views
@@ -91,6 +93,43 @@ def test_adapt_every_predicts_the_batches_between(source: nn.Module) -> None:
         assert torch.equal(model(x), predicted)
         adapted.append(model.health.adapted)
     assert adapted == [True, False, False] * 2 + [True] and model.wrapped.num_steps == 3
+
+
+def test_a_batch_between_updates_costs_one_pass_and_no_copy(source: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[ctta.AdaptiveModel] = []
+    model, batches = Guarded(make_tent(source), adapt_every=4), make_batches(8)
+
+    class Recorded(transaction._SavedModel):
+        def __init__(self, model: ctta.AdaptiveModel) -> None:
+            saved.append(model)
+            super().__init__(model)
+
+    monkeypatch.setattr(transaction, "_SavedModel", Recorded)
+    for number, x in enumerate(batches):
+        saved.clear()
+        with count_passes(nn.Sequential) as count:
+            model(x)
+        if number % 4:
+            assert (count.forward, count.backward) == (len(x), 0) and saved == [model]
+        else:
+            assert count.backward == len(x) and saved == [model, model.wrapped]
+
+
+def test_a_remedy_between_updates_that_fails_is_undone(source: nn.Module, tmp_path: Path) -> None:
+    model = Guarded(make_tent(source), adapt_every=4, on_collapse="soft_reset")
+    first, second = make_batches(2)
+    model(first)
+    with torch.no_grad():
+        for parameter in model.wrapped.trained_networks[0].parameters():
+            parameter.mul_(torch.nan if parameter.requires_grad else 1)
+    before = student_weights(model.wrapped)
+    model.audit = str(tmp_path)  # a folder, which no event can be written to
+    with pytest.raises(OSError):
+        model(second)
+    for one, other in zip(student_weights(model.wrapped), before, strict=True):
+        assert torch.equal(one.isnan(), other.isnan())
+    model.audit = None
+    assert model(second).isfinite().all() and event_kinds(model) == ["soft_reset"]
 
 
 def test_an_update_is_limited_before_a_teacher_averages_it(source: nn.Module) -> None:

@@ -41,14 +41,15 @@ def measure() -> Iterator[Measurement]:
         source = ctta.Source(bare)
         for label, build in FORMS:
             yield _compare(f"{label} / as trained, single frames", build(bare), source, frames, float("inf"))
-        for label, build in FORMS[2:4]:
+        for label, build in FORMS[1:4]:
             guarded, method = Guarded(build(bare)), build(bare)
             yield _compare(f"guarded {label} / {label}, single frames", guarded, method, frames, 1.2)
-        spaced = Guarded(ctta.VANE(bare), adapt_every=PERIOD)
-        yield _compare("guarded VANE, adapt_every=8 / as trained, all frames", spaced, source, frames, float("inf"))
-        between = Guarded(ctta.VANE(bare), adapt_every=10**6)
-        name = "guarded VANE, adapt_every=8 / as trained, between updates"
-        yield _compare(name, between, source, frames, 1.3)
+        for label, build in (FORMS[1], FORMS[3]):
+            spaced = Guarded(build(bare), adapt_every=PERIOD)
+            name = f"guarded {label}, adapt_every={PERIOD} / as trained"
+            yield _compare(f"{name}, all frames", spaced, source, frames, float("inf"))
+            between = Guarded(build(bare), adapt_every=10**6)
+            yield _compare(f"{name}, between updates", between, source, frames, 1.3)
     finally:
         torch.set_num_threads(num_threads)
 

@@ -299,7 +299,7 @@ class AdaptiveModel(MethodUpdates, ABC):
         Returns:
             Detached logits (N, C, ...).
         """
-        return self._run(self._forward_once, x)
+        return self._run(torch.no_grad()(self._forward_once), x)
 
     def _forward_once(self, x: Tensor) -> Tensor:
         if type(self).deploy is AdaptiveModel.deploy:

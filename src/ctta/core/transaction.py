@@ -17,7 +17,7 @@ _TABLES = ("_parameters", "_buffers", "_modules")  # where a module keeps what i
 
 
 @contextmanager
-def restore_on_error(model: AdaptiveModel) -> Iterator[Callable[[], None]]:
+def restore_on_error(model: AdaptiveModel, *, learns: bool = True) -> Iterator[Callable[[], None]]:
     """Undo, bit for bit, what the block does to a model if it raises: weights, optimizer, buffers, counters, records.
 
     Only tensors that a step may change are cloned, rather than the whole model, since every guarded step pays for it.
@@ -26,6 +26,7 @@ def restore_on_error(model: AdaptiveModel) -> Iterator[Callable[[], None]]:
 
     Args:
         model: The model, with everything that it wraps.
+        learns: Whether what it wraps may learn; if not, only the state of the wrapper itself is cloned.
 
     Yields:
         A function that undoes what the block did so far, also if it does not raise. An error propagates.
@@ -40,7 +41,7 @@ def restore_on_error(model: AdaptiveModel) -> Iterator[Callable[[], None]]:
     ...     model.num_steps
     0
     """
-    parts, protected = list(_wrapped_models(model)), current_call().saved_models
+    parts, protected = list(_wrapped_models(model)) if learns else [model], current_call().saved_models
     known = [own for part in parts if (own := protected.get(id(part))) is not None and own.is_current]
     if len(known) == len(parts):
         yield partial(_restore_all_, known)
@@ -63,8 +64,10 @@ def untrained_parameters(model: AdaptiveModel) -> list[Tensor]:
     """Return the parameters beside those that the optimizer trains in the same network, such as TENT's convolutions."""
     found: list[Tensor] = []
     for network in model.children():
+        if network is model.source or isinstance(network, AdaptiveModel):  # which has a state of its own
+            continue
         parameters = list(network.parameters())
-        if network is not model.source and any(parameter.requires_grad for parameter in parameters):
+        if any(parameter.requires_grad for parameter in parameters):
             found += [parameter for parameter in parameters if not parameter.requires_grad]
     return found
 

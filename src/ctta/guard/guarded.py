@@ -220,7 +220,8 @@ class Guarded(AdaptiveModel):
     def adapt_step(self, x: Tensor) -> Tensor:
         # The source, a remedy or the audit log may fail after the method has learned; the batch must then not count, or
         # a retry would learn twice.
-        with restore_on_error(self) as undo:
+        learns = self.schedule.should_adapt(self.num_steps, few_classes=0.0)
+        with restore_on_error(self, learns=learns) as undo:
             events, valid, known = self._events, None, {"inspect": False, "adapt": True}
             while True:
                 try:

@@ -200,12 +200,13 @@ def roll_back(model: AdaptiveModel, snapshot: AdaptiveModel) -> AdaptiveModel:
 
 @torch.no_grad()
 def soft_reset(model: AdaptiveModel, snapshot: AdaptiveModel) -> AdaptiveModel:
-    """Move every network most of the way back to the source; the optimizer keeps its momenta."""
-    for parameter, original in pair_with_source(model):
+    """Return a stream whose networks are most of the way back to the source; the optimizer keeps its momenta."""
+    pulled_model = roll_back(model, model)
+    for parameter, original in pair_with_source(pulled_model):
         if original.shape == parameter.shape:
             pulled = parameter.lerp(original, SOFT_RESET_WEIGHT)
             parameter.copy_(torch.where(parameter.isfinite(), pulled, original))
-    return model
+    return pulled_model
 
 
 def reset(model: AdaptiveModel, snapshot: AdaptiveModel) -> AdaptiveModel:
