@@ -164,10 +164,32 @@ def test_a_setting_has_to_be_better_on_images_that_are_held_back(
     assert [list(row.candidate.settings) for row in found] == ([["threshold"]] if is_taken else [])
 
 
+@pytest.mark.parametrize(
+    ("drift", "clean", "has_labels", "expected"),
+    [
+        ([29, 31, 29, 31, 28], [5, 6, 5, 6, 5], True, "vane"),  # less error, within noise
+        ([31, 30, 31, 30, 30], [5, 6, 5, 6, 5], True, "vane"),  # more, within noise
+        ([36, 35, 36, 35, 36], [5, 6, 5, 6, 5], True, "source"),
+        ([28, 31, 29, 31, 28], [7, 8, 7, 8, 7], True, "source"),  # harmful on clean images
+        ([28, 31, 29, 31, 28], [7, 8, 7, 8, 7], False, "vane"),  # where Source has no error by definition
+    ],
+)
+def test_source_is_recommended_only_if_the_default_has_lost(
+    drift: list[int], clean: list[int], has_labels: bool, expected: str
+) -> None:
+    source, default = (
+        RaceRow(Candidate(name), make_result(wrong), None, 0)
+        for name, wrong in (("source", [[30] * 5, [5, 6, 5, 6, 5]]), ("vane", [drift, clean]))
+    )
+    race = Race(source, [default], [], {}, 1, 1, has_labels)
+    assert race.choose().candidate.method == expected
+    assert race.choose(max_cost=0.5) is source  # whatever the default has gained
+
+
 def test_ties_are_no_wins_and_numbers_agree() -> None:
     source, tied = make_row("source", [5, 6, 5, 6, 5]), make_row("vane", [6, 5, 6, 5, 5])
     race = Race(source, [tied], [], {}, 1, 1)
-    assert tied.points_below(source) == 0 and race.default is tied and race.choose() is source
+    assert tied.points_below(source) == 0 and race.default is tied and race.choose() is tied
     results = [("VANE", [tied.result]), ("Source", [source.result]), ("TENT", [make_row("tent", [9] * 5).result])]
     sentence = write_headline(ERROR, results, ("one run", "one run each", "one run each"))
     assert sentence.startswith("VANE and Source have the lowest mean error, both ") and "0.0 points" not in sentence

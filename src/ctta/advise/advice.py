@@ -38,7 +38,7 @@ from ctta.evaluation.display import (
     subtract_printed,
     to_points,
 )
-from ctta.evaluation.intervals import estimate_interval
+from ctta.evaluation.intervals import estimate_interval, judge
 from ctta.models import Normalized
 
 
@@ -190,8 +190,10 @@ class Advice:
         if chosen is source:
             lines = ["Recommended: Source. No method is significantly better than the network without adaptation."]
             if default is not None:
+                clean = subtract_printed(default.result.errors[-1], source.result.errors[-1])
                 lines.append(
-                    f"{default.candidate.label}, the default, has {_describe_gain(default, source)} than Source."
+                    f"{default.candidate.label}, the default, has lost: {_describe_gain(default, source)} than Source, "
+                    f"and on the clean images {abs(clean):.1f} points {'more' if clean > 0 else 'less'}."
                 )
             else:
                 lines.append(f"The default could not be measured: {self.race.left_out[DEFAULT.key]}.")
@@ -199,6 +201,8 @@ class Advice:
                 lines.append(f"The best one, {best[0].candidate.label}, has {_describe_gain(best[0], source)}.")
             return lines
         lines = [f"Recommended: {chosen.candidate.label}, {_describe_gain(chosen, source)} than Source."]
+        if chosen is default and judge(chosen.difference) == "unclear":
+            lines.append("This is within noise: the default has not lost, and no method is significantly better.")
         if default is not None and default is not chosen:
             lines.append(f"The default, {default.candidate.label}, has {_describe_gain(default, source)}.")
         if (loss := subtract_printed(chosen.result.errors[-1], source.result.errors[-1])) > 1:

@@ -22,7 +22,7 @@ from ctta.core.registry import DEFAULT_METHOD, resolve_method
 from ctta.data.datasets.base import hash_array
 from ctta.evaluation import Interval, Result, evaluate
 from ctta.evaluation.display import subtract_printed
-from ctta.evaluation.intervals import estimate_difference
+from ctta.evaluation.intervals import Statistic, average_value, estimate_difference, last_value
 from ctta.io.atomic import atomic_write
 from ctta.nn.surgery import fingerprint
 
@@ -145,6 +145,7 @@ class Race:
         left_out: Methods that were not tried, with the reason.
         num_screened: Images of each domain in the first round.
         num_final: Images of each domain in the final.
+        has_labels: Whether errors are counted against labels, or against what Source answers on the clean images.
     """
 
     source: RaceRow
@@ -153,6 +154,7 @@ class Race:
     left_out: dict[str, str]
     num_screened: int
     num_final: int
+    has_labels: bool = True
 
     @property
     def default(self) -> RaceRow | None:
@@ -166,15 +168,21 @@ class Race:
             max_cost: Largest time per image, in multiples of that of Source; None for any.
 
         Returns:
-            The row, which is that of Source if nothing is significantly better.
+            The row. Where nothing is significantly better than Source, it is that of the default, which also adapts to
+            what was not tried, unless the default has lost or takes longer than it may.
         """
-        chosen = self.source
-        for row in sorted(self.finalists, key=lambda row: row.result.ms_per_image):
-            is_affordable = max_cost is None or row.result.ms_per_image <= max_cost * self.source.result.ms_per_image
-            lead = estimate_difference([row.result], [chosen.result], short_blocks=True)
-            if is_affordable and lead is not None and lead.high < 0:
+        chosen, default = self.source, self.default
+        most = float("inf") if max_cost is None else max_cost * self.source.result.ms_per_image
+        affordable = [row for row in self.finalists if row.result.ms_per_image <= most]
+        for row in sorted(affordable, key=lambda row: row.result.ms_per_image):
+            if _is_worse(chosen, row):
                 chosen = row
-        return chosen
+        return default if chosen is self.source and default in affordable and not self._has_lost(default) else chosen
+
+    def _has_lost(self, row: RaceRow) -> bool:
+        """Return whether a row has significantly more error than Source: in all, or on the clean images at the end."""
+        # On clean images without labels, Source has none by definition.
+        return _is_worse(row, self.source) or (self.has_labels and _is_worse(row, self.source, last_value))
 
 
 @dataclass
@@ -301,7 +309,15 @@ def run_race(
         limit = racer.plan_images("quick.json", settings.budget / per_image, num_screened, limit)
         racer.progress.plan(per_image * limit)
         source, *rows = racer.run_round(able, limit, "final")
-        return Race(source, sorted(rows, key=lambda row: row.result.error), [], left_out, limit, limit)
+        return Race(
+            source,
+            sorted(rows, key=lambda row: row.result.error),
+            [],
+            left_out,
+            limit,
+            limit,
+            streams.labeled.has_labels,
+        )
     slow = {
         each.key: racer.probes[each.key].ms_per_image
         for each in able
@@ -322,7 +338,7 @@ def run_race(
     racer.progress.plan(sum(racer.seconds(each, num_final) for each in (SOURCE, *finalists)))
     final_source, *final_rows = racer.run_round(finalists, num_final, "final")
     dropped = [row for row in rows if row.candidate not in finalists]
-    race = Race(final_source, final_rows, dropped, left_out, num_screened, num_final)
+    race = Race(final_source, final_rows, dropped, left_out, num_screened, num_final, streams.labeled.has_labels)
     race.finalists += _refine(racer, race.choose(), num_final, streams.labeled.select(slice(limit, None)))
     race.finalists.sort(key=lambda row: row.result.error)
     return race
@@ -340,8 +356,8 @@ def _select_finalists(source: RaceRow, rows: Sequence[RaceRow]) -> list[RaceRow]
     return [row for place, row in enumerate(chosen) if row not in chosen[:place]]
 
 
-def _is_worse(row: RaceRow, other: RaceRow) -> bool:
-    difference = estimate_difference([row.result], [other.result], short_blocks=True)
+def _is_worse(row: RaceRow, other: RaceRow, statistic: Statistic = average_value) -> bool:
+    difference = estimate_difference([row.result], [other.result], statistic, short_blocks=True)
     return difference is not None and difference.low > 0
 
 

@@ -22,7 +22,7 @@ another seed or order would change.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import hypot, isfinite, sqrt
+from math import hypot, isfinite, nan, sqrt
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -84,6 +84,11 @@ def judge(difference: Interval | None, metric: Metric = ERROR) -> Verdict:
 def average_value(result: "Result", scores: Sequence[BatchScore | None]) -> float:
     """Return the mean of the metric over segments, which tables compare methods by."""
     return fmean(score.value for score in scores if score is not None)
+
+
+def last_value(result: "Result", scores: Sequence[BatchScore | None]) -> float:
+    """Return the metric of the last segment; NaN if it is left out."""
+    return nan if scores[-1] is None else scores[-1].value
 
 
 def leave_out_blocks(

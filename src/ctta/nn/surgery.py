@@ -169,13 +169,12 @@ class CloneInput(NetworkHook):
         return (inputs[0].clone(), *inputs[1:])
 
 
-_PAGE = "docs/how-to/other-libraries.md"
 #: Names in the outputs of networks for other tasks, and what these networks need.
 OTHER_TASKS = {
-    ("boxes", "pred_boxes"): "which has boxes: methods adapt logits per image or per pixel, and "
-    f"{_PAGE}#detectors shows what works for detectors",
+    ("boxes", "pred_boxes"): "which has boxes: use ctta.detect(net), which adapts detectors, see "
+    "docs/tutorials/detectors.md",
     ("image_embeds", "logits_per_image"): "which belongs to a CLIP model: wrap its image encoder and the embeddings of "
-    f"the class names to a classifier, see {_PAGE}#clip",
+    "the class names to a classifier, see docs/how-to/other-libraries.md#clip",
 }
 
 
