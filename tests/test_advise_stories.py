@@ -1,7 +1,5 @@
 """What the tool says about a network is checked against labels that it was not given."""
 
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,8 @@ from command_line import invoke, user_error
 from hand_made_results import make_result
 from numpy.typing import NDArray
 from PIL import Image
+from small_group_norm import MEAN, STD, read_sample, train_group_norm
 from torch import nn
-from torch.nn import functional as F
 
 import ctta
 from ctta.advise import Race, RaceRow, check_input, label_images
@@ -28,41 +26,7 @@ from ctta.evaluation.display import format_percent, subtract_printed, write_head
 from ctta.evaluation.metrics import ERROR
 from ctta.models import Normalized
 
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 HALF = (0.5, 0.5, 0.5)
-
-
-@cache
-def read_sample() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the clean images that come with the library, with their labels."""
-    with np.load(files("ctta.data.datasets") / "sample.npz") as arrays:  # type: ignore[arg-type]
-        return arrays["images"], arrays["labels"].astype(np.int64)
-
-
-@cache
-def train_group_norm() -> nn.Module:
-    """Train a small network with GroupNorm on most of these images, normalized by the mean and std of CIFAR-10."""
-    images, labels = read_sample()
-    x = torch.from_numpy(images[:1500]).permute(0, 3, 1, 2) / 255
-    x = (x - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
-    y = torch.from_numpy(labels[:1500])
-    torch.manual_seed(0)
-    layers = [
-        nn.Conv2d(3, 24, 3, 2, 1),
-        nn.GroupNorm(4, 24),
-        nn.ReLU(),
-        nn.Conv2d(24, 48, 3, 2, 1),
-        nn.GroupNorm(4, 48),
-    ]
-    net = nn.Sequential(*layers, nn.ReLU(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(48 * 4, 10))
-    optimizer = torch.optim.Adam(net.parameters(), 3e-3)
-    for _ in range(8):
-        for rows in torch.randperm(len(x)).split(50):
-            loss = F.cross_entropy(net(x[rows]), y[rows])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    return net.eval()
 
 
 def count_errors(net: nn.Module, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> float:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ctta.advise.images import StreamOrder
 from ctta.core.model import AdaptiveModel
@@ -19,7 +18,7 @@ from ctta.core.options import Precision
 from ctta.core.registry import resolve_method
 from ctta.errors import ConfigError, InputError, first_line
 from ctta.methods import METHODS
-from ctta.nn import find_norm_layers
+from ctta.nn import find_norm_layers, has_batch_norm
 from ctta.nn.vit import is_vit
 
 #: The presets that are tried beside the methods at their published settings.
@@ -95,12 +94,11 @@ def list_candidates(
 def _find_reason(name: str, net: nn.Module, *, batch_size: int, order: StreamOrder, is_chosen: bool) -> str | None:
     """Return why a method cannot work, or is not worth trying unless the user has chosen it."""
     named = resolve_method(name)
-    has_batch_norm = any(isinstance(module, _BatchNorm) for module in net.modules())
     if named.info.needs_vit and not is_vit(net):
         return "for vision transformers only"
     if named.info.needs_source_data:
         return "needs statistics of source images, see ctta source-stats"
-    if not has_batch_norm and name in BATCH_NORM_ONLY:
+    if not has_batch_norm(net) and name in BATCH_NORM_ONLY:
         return "changes BatchNorm only, and there is none"
     if named.info.trains.startswith("norm layers") and not find_norm_layers(net):
         return "trains norm layers, and there are none"
@@ -129,8 +127,7 @@ def vary(candidate: Candidate, net: nn.Module, threshold: float) -> list[Candida
         rate = float(model.optimizer.param_groups[0]["lr"])
         rates = [float(f"{factor * rate:.1g}") for factor in (0.3, 3)]
         variants += [replace(candidate, settings=candidate.settings | {"lr": each}) for each in rates]
-    has_batch_norm = any(isinstance(module, _BatchNorm) for module in net.modules())
-    if "batch_stats" in signature(named.method).parameters and has_batch_norm and model.batch_stats == "auto":
+    if "batch_stats" in signature(named.method).parameters and has_batch_norm(net) and model.batch_stats == "auto":
         variants.append(replace(candidate, settings=candidate.settings | {"batch_stats": "blend"}))
     return variants
 

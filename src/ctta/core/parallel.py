@@ -247,6 +247,8 @@ class Call:
     Attributes:
         reducer: How to reduce over the batch, of which other processes may hold rows.
         num_images: The images of the step in progress, however many rows reach a layer; None outside of a step.
+        full_batch_size: The images that a full step is for, as a guard says; fewer take smaller steps. None for as many
+            as the method says.
         num_parts: Treat the batch as this many equal parts, such as views, each normalized by its own batch statistics;
             None for one part.
         fraction: The fraction of the batch in every BatchNorm that uses batch statistics, whatever its own; with 0 it
@@ -263,6 +265,7 @@ class Call:
 
     reducer: BatchReducer = _LOCAL
     num_images: int | None = None
+    full_batch_size: int | None = None
     num_parts: int | None = None
     fraction: float | None = None
     record: RecordedStatistics | None = None

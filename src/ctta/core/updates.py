@@ -276,11 +276,11 @@ class MethodUpdates(MethodNetworks):
 
         Under ``batch_stats="auto"`` or ``"blend"`` a batch of n < 16 images counts for (n/16)² of a step: n/16 because
         it has that share of the images, and again because so few say less about the stream. It is 1 otherwise, and for
-        networks without BatchNorm. :meth:`minimize` applies it; a method that updates more than the optimizer does
-        should too.
+        networks without BatchNorm, unless a guard says what a full batch is. :meth:`minimize` applies it; a method that
+        updates more than the optimizer does should too.
         """
-        num_images = current_call().num_images or FULL_BATCH_SIZE
-        return min(1.0, num_images / FULL_BATCH_SIZE) ** 2 if blends_automatically(self.source) else 1.0
+        full = current_call().full_batch_size or (FULL_BATCH_SIZE if blends_automatically(self.source) else 1)
+        return min(1.0, (current_call().num_images or full) / full) ** 2
 
     def minimize(
         self,

@@ -52,6 +52,9 @@ SPREAD = 0.25  # standard deviation of the gain per answer that differs, about i
 #: How many standard deviations the interval reaches towards zero and away from it. Signs that are weak in one network
 #: are strong in another, so that gains are underestimated more often than mistaken for losses.
 INNER, OUTER = 1.0, 2.0
+#: How many standard deviations below zero a guard lets the source answer. That costs little if it is wrong, so it takes
+#: less than to claim harm; chosen by ``benchmarks/results/guard_matrix.py``.
+CAUTION = 0.5
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,11 @@ class GainEstimate:
     def is_harmful(self) -> bool:
         """Whether the whole interval is below zero."""
         return self.high < 0
+
+    @property
+    def suggests_harm(self) -> bool:
+        """Whether harm is likely enough for the source to answer, though it may not be certain enough to be claimed."""
+        return self.gain + CAUTION * self.deviation < 0
 
     @property
     def is_decided(self) -> bool:
@@ -241,11 +249,10 @@ class GainMonitor(CpuState):
         """Return what the answers alone stand for; None if there are too few."""
         return self._combine([self._sum_blocks([block]) for block in self._list_blocks()], int(self.since[0]))
 
-    @property
-    def is_harmful(self) -> bool:
-        """Whether the estimate, or that of the newest images alone, shows harm."""
+    def list_estimates(self) -> list[GainEstimate]:
+        """Return the estimate, and that of the newest images alone; none for too few images."""
         newest = self._combine([self._sum_blocks([1])], int(self.since[1])) if 1 in self._list_blocks() else None
-        return any(found is not None and found.is_harmful for found in (self.estimate(), newest))
+        return [found for found in (self.estimate(), newest) if found is not None]
 
     def estimate_all(self) -> GainEstimate | None:
         """Return the estimate for all images since the first, without labels; None if there are too few."""

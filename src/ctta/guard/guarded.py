@@ -1,7 +1,8 @@
 """The guard around a method."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self
@@ -37,9 +38,12 @@ from ctta.guard.health import Event, EventKind, Health, append_to_audit_log
 from ctta.guard.recovery import REMEDIES, Reaction, Schedule, take_snapshot
 from ctta.guard.summary import PredictionSummary, Reading, Readout, summarize
 from ctta.guard.validator import InputSpec, InputValidator, InvalidValuesError
-from ctta.nn import batch_fraction
+from ctta.nn import batch_fraction, has_batch_norm
 
 _LEARNED_SPEC, _DEFAULT_THRESHOLDS = InputSpec(), CollapseThresholds()
+#: Images of a full step on networks without BatchNorm. With full steps, batches of 4 moved weights so far that methods
+#: had lost up to 34 points before anything showed it (``benchmarks/results/guard_matrix.py``).
+FULL_BATCH_SIZE = 64
 _SHADOW_REPORT_EVERY = 100  # batches
 _MAX_EVENTS = 100  # kept in memory
 
@@ -72,11 +76,15 @@ class Guarded(AdaptiveModel):
     """A method with input validation, health signals, collapse detection, remedies and an event log.
 
     It is itself an :class:`~ctta.AdaptiveModel`. While the stream is healthy, the wrapped method predicts and adapts as
-    it would alone. An alarm is raised if its predictions differ from the source's more often than the source's own
-    uncertainty explains, or lose classes that the source still predicts. Then the source's weights predict that batch,
-    ``on_collapse`` is applied to the method, and it pauses for a while, longer after each relapse. If batches arrive
-    sorted by class, batch statistics are useless: until that ends, the source predicts with its running statistics, and
-    nothing is adapted. The same happens to a single batch with few classes, also to the first one.
+    it would alone, but for the steps of small batches. An alarm is raised if its predictions differ from the source's
+    more often than the source's own uncertainty explains, or lose classes that the source still predicts. Then the
+    source's weights predict that batch, ``on_collapse`` is applied to the method, and it pauses for a while, longer
+    after each relapse. If batches arrive sorted by class, batch statistics are useless: until that ends, the source
+    predicts with its running statistics, and nothing is adapted. The same happens to a single batch with few classes,
+    also to the first one.
+
+    On networks without BatchNorm that label images, a batch of n < 64 images takes (n/64)² of a step: nothing else
+    holds small batches back there, and a method is lost before a hundred images have shown it.
 
     Args:
         model: The method; it becomes part of the guard, so use only the guard from now on.
@@ -178,6 +186,8 @@ class Guarded(AdaptiveModel):
             GainMonitor(count_inputs(model.source)),
         )
         self.health, self.last_ids = Health(step=0), None
+        # Whether the number of images decides on steps; None while unknown. Not a state: it follows from the network.
+        self._scales_steps = False if has_batch_norm(model.source) or not self.answers_logits else None
         self.audit = None if audit is None else os.fspath(audit)
         self._events: tuple[Event, ...] = ()  # replaced, and not changed: a failed step is undone with its events
         self._answers: tuple[Tensor, Tensor] | None = None  # within a step only, and the source's
@@ -293,7 +303,7 @@ class Guarded(AdaptiveModel):
     def _predict(self, x: Tensor) -> Tensor:
         readout = Readout()
         baseline = self._evaluate_baseline(x, readout)
-        with reuse_source_pass(self.source, x, baseline):
+        with self._scale_steps(x, baseline), reuse_source_pass(self.source, x, baseline):
             logits = self._predict_wrapped(x)
         predictions = summarize(self.wrapped.judged_logits(logits, x), readout)
         diagnostics = diagnose(self.wrapped, x, predictions, baseline, self.detector)
@@ -310,6 +320,7 @@ class Guarded(AdaptiveModel):
         # Before the step, since the predictions show the health of these weights, and not of the updated ones.
         candidate = take_snapshot(self.wrapped) if adapt and inspect and self.schedule.should_snapshot() else None
         with (
+            self._scale_steps(x, baseline),
             record_step(self.wrapped, x, self.max_update, inspect=inspect) as step,
             reuse_source_pass(self.source, x, baseline),
         ):
@@ -362,6 +373,16 @@ class Guarded(AdaptiveModel):
                 self._apply_remedy(reaction.remedy, reaction.cause, reaction.kind)
         return selected
 
+    @contextmanager
+    def _scale_steps(self, x: Tensor, baseline: Baseline) -> Iterator[None]:
+        """Let few images take small steps on a network without BatchNorm, unless it labels pixels."""
+        if self._scales_steps is None:
+            with torch.no_grad():
+                known = baseline.source_logits
+                self._scales_steps = (source_as_trained(self.source)(x[:1]) if known is None else known).ndim == 2
+        with change_call(full_batch_size=FULL_BATCH_SIZE if self._scales_steps else None):
+            yield
+
     def _predict_wrapped(self, x: Tensor) -> Tensor:
         """Predict without an update; between two updates of ``adapt_every`` by one pass, which is what it is for."""
         is_between = self.num_steps % self.adapt_every != 0
@@ -378,12 +399,12 @@ class Guarded(AdaptiveModel):
 
     def _react_to_estimate_(self, diagnostics: Diagnostics) -> Reaction | None:
         """Let the source answer while the method harms, as far as it shows without labels."""
-        monitor, found = self.accuracy.gain_monitor, self.accuracy.estimate()
+        monitor = self.accuracy.gain_monitor
         if monitor is None or diagnostics.verdict is None:
             return None
         has_alarm = self.schedule.is_sorted or (diagnostics.score or 0.0) >= 1  # with a remedy of its own
-        is_harmful = monitor.is_harmful and not has_alarm
-        return self.schedule.react_to_estimate_(found, is_harmful=is_harmful, on_harm=self.on_harm)
+        found = monitor.list_estimates()
+        return self.schedule.react_to_estimate_(found, ignore_harm=has_alarm, on_harm=self.on_harm)
 
     def _evaluate_baseline(self, x: Tensor, readout: Readout, *, inspect: bool = False) -> Baseline:
         inspect = inspect or self.schedule.should_inspect(self.num_steps)

@@ -1,7 +1,7 @@
 """What a guard does about verdicts: when it adapts, inspects and pauses, and the ways back to an earlier state."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -128,25 +128,27 @@ class Schedule(CpuState):
         self.num_since_alarm = self.num_healthy = 0
 
     def react_to_estimate_(
-        self, found: GainEstimate | None, *, is_harmful: bool, on_harm: str | None
+        self, found: Sequence[GainEstimate], *, ignore_harm: bool, on_harm: str | None
     ) -> Reaction | None:
         """Let the source answer from the batch on that shows harm, until the method would gain again.
 
         Args:
-            found: The estimate; None if there is none yet.
-            is_harmful: Whether it, or that of the newest images, shows harm.
-            on_harm: The remedy; None for that of a collapse.
+            found: The estimate, and that of the newest images; none yet for too few.
+            ignore_harm: Whether harm is dealt with otherwise.
+            on_harm: The remedy for harm that is certain; None for that of a collapse, which harm that is likely gets.
         """
         if self.is_standby:
-            if found is None or found.gain <= 0:
+            if not found or found[0].gain <= 0:
                 return None
             self.is_standby = 0
-            return Reaction(EventKind.RECOVERY, f"without the source, {found}")
-        if not is_harmful or self.on_collapse is None is on_harm:
+            return Reaction(EventKind.RECOVERY, f"without the source, {found[0]}")
+        on_harm = on_harm if any(each.is_harmful for each in found) else None
+        is_suspected = any(each.suggests_harm for each in found) and not ignore_harm
+        if not is_suspected or self.on_collapse is None is on_harm:
             return None
         if self.on_collapse is not None:
             self.is_standby, self.num_healthy = 1, 0
-        return Reaction(EventKind.HARM, str(found), on_harm or self.on_collapse)
+        return Reaction(EventKind.HARM, str(found[0]), on_harm or self.on_collapse)
 
     def react_(self, found: Diagnostics) -> Reaction | None:
         """Take an inspected batch into account, and return what is to be done about it; None for nothing."""

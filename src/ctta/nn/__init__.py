@@ -22,5 +22,6 @@ from ctta.nn.norm import (
     estimate_running_statistics_ as estimate_running_statistics_,
     find_norm_layers as find_norm_layers,
     find_norm_parameters as find_norm_parameters,
+    has_batch_norm as has_batch_norm,
     has_running_statistics as has_running_statistics,
 )

@@ -451,6 +451,11 @@ def batch_fraction(net: nn.Module, num_images: int) -> float:
     return 0.0
 
 
+def has_batch_norm(net: nn.Module) -> bool:
+    """Return whether a network has a BatchNorm."""
+    return any(isinstance(module, _BatchNorm) for module in net.modules())
+
+
 def blends_automatically(net: nn.Module) -> bool:
     """Return whether the number of images decides how the network's BatchNorms blend their statistics."""
     first = next((module for module in net.modules() if isinstance(module, _BatchNorm)), None)
