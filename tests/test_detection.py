@@ -4,6 +4,8 @@ import os
 import pickle
 import zipfile
 from collections import OrderedDict
+from contextlib import nullcontext
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +37,8 @@ from ctta.detection import (
     suppress,
     unpack,
 )
+from ctta.detection.libraries import _restore_maps
+from ctta.detection.yolov5 import decode
 from ctta.errors import CheckpointError, ConfigError, InputError
 
 
@@ -137,6 +141,16 @@ def test_decoded_boxes_equal_the_formula() -> None:
         assert distances[best] < 1e-9 and found["labels"][best] == scores.argmax()
 
 
+def test_boxes_are_float32_whatever_the_network_computes_in() -> None:
+    torch.manual_seed(0)
+    net, x = make_yolo(3), torch.rand(1, 3, 64, 96)
+    raw = [each.bfloat16() for each in net(x)]
+    for one, other in zip(decode(raw, net.anchors), decode([each.float() for each in raw], net.anchors), strict=True):
+        assert one.dtype == torch.float32 and torch.equal(one, other)
+    half = Boxes(boxes=torch.ones(1, 4).bfloat16(), scores=torch.ones(1).bfloat16(), labels=torch.tensor([299]))
+    assert unpack(pack([half], 1))[0]["labels"].tolist() == [299]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_loss_equals_loops(seed: int) -> None:
     torch.manual_seed(seed)
@@ -167,7 +181,7 @@ def save_released(net: nn.Module, path: Path) -> None:
             _parameters=OrderedDict(module.named_parameters(recurse=False)),
             _buffers=OrderedDict(module.named_buffers(recurse=False)),
             _modules=OrderedDict((name, as_object(child)) for name, child in module.named_children()),
-            hyp={"box": 0.05},
+            hyp={"box": 0.04, "obj": 0.7, "cls": 0.3, "lr0": 0.01},
         )
         return made
 
@@ -190,7 +204,7 @@ def test_released_weights_load_without_their_classes(tmp_path: Path) -> None:
     with pytest.raises((ModuleNotFoundError, AttributeError, pickle.UnpicklingError)):
         torch.load(path, weights_only=False)
     detector = load_yolov5(path)
-    assert detector.size == 640 and detector.num_classes == 5
+    assert detector.size == 640 and detector.num_classes == 5 and detector.net.gains == (0.04, 0.7, 0.3)
     for name, value in net.float().state_dict().items():
         assert torch.equal(detector.net.state_dict()[name], value) or name.endswith("num_batches_tracked"), name
     x = torch.rand(1, 3, 64, 64)
@@ -340,10 +354,12 @@ def test_transformers(kind: str) -> None:
     targets = [Boxes(boxes=torch.tensor([[10.0, 10.0, 50.0, 60.0]]), labels=torch.tensor([1]))] * 2
     loss = detector.loss(x, targets)
     assert loss.requires_grad and loss > 0
-    # The boxes of a detector as its own targets are nearer to it than others.
-    assert all(each.ndim == 4 and len(each) == 2 for each in detector.features(x))
+    shapes = {"detr": [(2, 3)], "yolos": [(4, 6)], "rt_detr": [(8, 12), (4, 6), (2, 3)]}
+    assert [tuple(each.shape[2:]) for each in detector.features(x)] == shapes[kind]
     for method in ("bn_stats", "shift_statistics", "cotta"):
-        model = ctta.detect(detector, method, **({"min_threshold": 0.1} if method == "cotta" else {}))
+        is_lost = kind == "yolos" and method != "cotta"
+        with pytest.warns(UserWarning, match="has no BatchNorm") if is_lost else nullcontext():
+            model = ctta.detect(detector, method, **({"min_threshold": 0.1} if method == "cotta" else {}))
         if isinstance(thresholds := getattr(model, "thresholds", None), Tensor):
             thresholds.fill_(0.1)
         assert len(model(x)) == 2
@@ -351,6 +367,46 @@ def test_transformers(kind: str) -> None:
     actmad = ctta.detect(detector, "actmad", source_stats=detection_stats(detector, [x]), per="channel")
     actmad(x.flip(3))
     assert actmad.last_step is not None and actmad.last_step.updated
+
+
+def test_tokens_are_where_they_came_from() -> None:
+    """A bright patch of the image is bright at its place of every map."""
+    detector = as_detector(tiny_detr("yolos"))
+    dark, bright = torch.zeros(1, 3, 64, 96), torch.zeros(1, 3, 64, 96)
+    bright[:, :, 16:32, 64:80] = 1  # row 1 and column 4 of the patches
+    difference = (detector.features(bright)[0] - detector.features(dark)[0]).abs().sum(1)[0]
+    assert divmod(int(difference.argmax()), 6) == (1, 4)
+    # Deformable DETR has the tokens of several maps, each half as large, one after the other.
+    maps = [torch.rand(2, 5, height, width) for height, width in ((9, 13), (5, 7), (3, 4))]
+    tokens = torch.cat([each.flatten(2).transpose(1, 2) for each in maps], 1)
+    assert all(map(torch.equal, _restore_maps(tokens, (70, 100)), maps))
+    with pytest.raises(InputError, match="162 tokens"):
+        _restore_maps(tokens[:, 2:], (70, 100))
+
+
+def test_frozen_norms_of_transformers_follow_the_stream() -> None:
+    net = tiny_detr("rt_detr")
+    frozen = [module for module in net.modules() if type(module).__name__ == "RTDetrFrozenBatchNorm2d"]
+    for module in frozen:
+        module.running_mean.uniform_(-0.2, 0.2)
+        module.running_var.uniform_(0.5, 2.0)
+        module.weight.uniform_(0.5, 2.0)
+        module.bias.uniform_(-0.2, 0.2)
+    x = torch.rand(2, 3, 64, 96)
+    given, detector = TransformersDetector(net, size=(64, 96)), as_detector(net, size=(64, 96))
+    norms = [module for module in detector.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert len(frozen) > 3 and len(norms) >= len(frozen)
+    assert any(type(module).__name__ == "RTDetrFrozenBatchNorm2d" for module in net.modules()), "the caller's is kept"
+    for one, other in zip(given.features(x), detector.features(x), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+    names = {name for name, each in detector.named_parameters() if each.requires_grad}
+    assert names == {name for name, each in given.named_parameters() if each.requires_grad}
+    for method in ("bn_stats", "shift_statistics"):
+        model = ctta.detect(net, method)
+        [before], [after] = given.predict(x[:1]), model(x[:1])
+        assert not torch.equal(before["scores"], after["scores"])
+    sites = detector.find_adaptor_sites()
+    assert any("backbone" in norm for _, norm in sites)
 
 
 def test_boxes_of_transformers_equal_its_own_post_processing() -> None:
@@ -371,12 +427,26 @@ def test_boxes_of_transformers_equal_its_own_post_processing() -> None:
         assert torch.allclose(found["boxes"], expected["boxes"][order].clamp(min=0), atol=1e-3)
 
 
+class FrozenBatchNorm2d(nn.Module):
+    """The layer of torchvision's released detectors: buffers only, which no training changes."""
+
+    def __init__(self, num_features: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        for name, value in (("weight", 1.5), ("bias", 0.1), ("running_mean", 0.2), ("running_var", 0.5)):
+            self.register_buffer(name, torch.full((num_features,), value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        w, b, mean, var = (each.view(1, -1, 1, 1) for each in self.buffers())
+        return (x - mean) * (var + self.eps).rsqrt() * w + b
+
+
 class FakeFasterRCNN(nn.Module):
     """The call form of torchvision's detectors: lists in; losses in training mode, boxes in eval mode."""
 
-    def __init__(self) -> None:
+    def __init__(self, norm: type[nn.Module] = nn.BatchNorm2d) -> None:
         super().__init__()
-        self.backbone = nn.Sequential(nn.Conv2d(3, 4, 3, stride=8, padding=1), nn.BatchNorm2d(4))
+        self.backbone = nn.Sequential(nn.Conv2d(3, 4, 3, stride=8, padding=1), norm(4))
         self.roi_heads = nn.Module()
         self.roi_heads.box_predictor = nn.Module()
         self.roi_heads.box_predictor.cls_score = nn.Linear(4, 3)
@@ -426,6 +496,31 @@ def test_call_form_of_torchvision() -> None:
     assert torch.equal(model.get_buffer("student.net.backbone.1.running_mean"), before)
 
 
+@pytest.mark.parametrize("eps", [1e-5, 0.1])
+def test_frozen_norms_of_torchvision_follow_the_stream(eps: float) -> None:
+    torch.manual_seed(0)
+    net, x = FakeFasterRCNN(partial(FrozenBatchNorm2d, eps=eps)).eval(), torch.rand(1, 3, 64, 64)  # type: ignore[arg-type]
+    source, detector = TorchvisionDetector(net), as_detector(net)
+    assert torch.allclose(source.features(x)[0], detector.features(x)[0], atol=1e-6)
+    assert isinstance(net.backbone[1], FrozenBatchNorm2d)
+    assert not any(each.requires_grad for name, each in detector.named_parameters() if "backbone.1" in name)
+    [before], [after] = ctta.detect(net, "source")(x), ctta.detect(net)(x)
+    assert not torch.equal(before["scores"], after["scores"])
+    stats = detection_stats(net, [torch.rand(2, 3, 64, 64)])
+    actmad = ctta.detect(net, "actmad", source_stats=stats, per="channel")
+    actmad(x)
+    assert actmad.last_step is not None and actmad.last_step.updated
+
+
+def test_classes_of_other_heads_of_torchvision() -> None:
+    for name in ("num_classes", "num_columns"):  # RetinaNet and FCOS; SSD
+        net = nn.Module()
+        net.compute_loss, net.head = None, nn.Module()  # type: ignore[assignment]
+        net.head.classification_head = nn.Module()
+        setattr(net.head.classification_head, name, 5)
+        assert as_detector(net).num_classes == 5
+
+
 class FakeHead(nn.Module):
     """The last layer of Ultralytics' networks: a list of maps in."""
 
@@ -434,6 +529,7 @@ class FakeHead(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(4, 6, 1)
+        self.dfl = nn.Sequential(nn.Conv2d(4, 1, 1, bias=False))  # the integral of a distribution, which is fixed
 
     def forward(self, maps: list[Tensor]) -> Any:
         raw = self.conv(maps[0]).flatten(2)
@@ -442,12 +538,17 @@ class FakeHead(nn.Module):
 
 
 class FakeUltralytics(nn.Module):
-    """The call form of Ultralytics' ``DetectionModel``: raw boxes in a tuple, and a loss of a dictionary."""
+    """The call form of Ultralytics' ``DetectionModel`` from a file: settings as a dictionary, gradients off.
 
-    def __init__(self) -> None:
+    It returns raw boxes in a tuple, its loss takes a dictionary, and reads settings as attributes.
+    """
+
+    def __init__(self, norm: nn.Module | None = None) -> None:
         super().__init__()
-        self.model = nn.Sequential(nn.Conv2d(3, 4, 3, stride=8, padding=1), FakeHead())
-        self.args = SimpleNamespace(box=7.5, cls=0.5, dfl=1.5)
+        norm = nn.BatchNorm2d(4) if norm is None else norm
+        self.model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 3, stride=8, padding=1), norm), FakeHead())
+        self.args: Any = {"box": 5.0, "imgsz": 640}
+        self.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Any:
         return self.model[1]([self.model[0](x)])
@@ -457,7 +558,8 @@ class FakeUltralytics(nn.Module):
         assert batch["bboxes"].shape == (len(batch["batch_idx"]), 4) and batch["cls"].shape[1:] == (1,)
         self.seen = batch
         out = self(batch["img"])[0]
-        parts = torch.stack([out[:, :4].mean(), out[:, 4:].mean(), batch["bboxes"].mean()]) * len(batch["img"])
+        gains = torch.tensor([self.args.box, self.args.cls, self.args.dfl])
+        parts = gains * torch.stack([out[:, :4].mean(), out[:, 4:].mean(), batch["bboxes"].mean()]) * len(batch["img"])
         return parts, parts.detach()
 
 
@@ -472,6 +574,12 @@ def test_call_form_of_ultralytics() -> None:
     ]
     loss = detector.loss(x, targets)
     assert loss.ndim == 0 and loss.requires_grad
+    assert net.args == {"box": 5.0, "imgsz": 640} and not any(each.requires_grad for each in net.parameters())
+    assert vars(detector.net.args) == {"box": 5.0, "cls": 0.5, "dfl": 1.5, "imgsz": 640}
+    assert [name for name, each in detector.named_parameters() if not each.requires_grad] == [
+        "net.model.1.dfl.0.weight"
+    ]
+    net = detector.net
     # 96x48 becomes 64x32, which needs no border.
     assert net.seen["img"].shape == (2, 3, 32, 64) and net.seen["bboxes"].tolist() == [[0.25, 0.25, 0.5, 0.5]]
     assert net.seen["batch_idx"].tolist() == [0.0] and net.seen["cls"].tolist() == [[1.0]]
@@ -479,6 +587,15 @@ def test_call_form_of_ultralytics() -> None:
     assert len(found) == 2 and found[0]["boxes"][:, 2].max() <= 96
     assert [tuple(each.shape) for each in detector.features(x)] == [(2, 4, 4, 8)]
     assert len(ctta.detect(detector, "shift_statistics")(x)) == 2
+    model = ctta.detect(detector, "cotta", min_threshold=0.1)
+    model.get_buffer("thresholds").fill_(0.1)
+    model(x)
+    assert model.last_step is not None and model.last_step.updated
+    trained = FakeUltralytics().requires_grad_(True)
+    trained.args = SimpleNamespace(box=1.0, cls=1.0, dfl=1.0)
+    assert as_detector(trained).get_submodule("net") is trained
+    with pytest.warns(UserWarning, match="predict of Ultralytics fuses them"):
+        ctta.detect(FakeUltralytics(nn.Identity()).eval())
 
 
 class OwnDetector(nn.Module):

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ctta.core.parallel import read
+from ctta.functional import at_least_float32
 
 #: Boxes beyond these are not compared with each other: those with the highest scores are kept.
 MAX_CANDIDATES = 1000
@@ -196,7 +197,7 @@ def pack(found: Sequence[Boxes], max_boxes: int) -> Tensor:
     Returns:
         (N, ``max_boxes``, 6): left, top, right, bottom, score and class, which is -1 where there is no box.
     """
-    first = found[0]["boxes"]
+    first = at_least_float32(found[0]["boxes"])  # bfloat16 tells neither pixels nor classes apart
     packed = first.new_zeros(len(found), max_boxes, 6)
     packed[..., 5] = -1
     for row, each in zip(packed, found, strict=True):

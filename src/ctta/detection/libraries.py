@@ -1,6 +1,8 @@
 """Detectors of other libraries behind one interface: transformers, torchvision and Ultralytics."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,29 +15,45 @@ from ctta.core.parallel import read
 from ctta.detection.boxes import Boxes, box_area, choose_boxes, letterbox, move_boxes, select_boxes
 from ctta.detection.detector import Detector, GivenDetector
 from ctta.detection.yolov5 import YOLOv5, YOLOv5Detector
-from ctta.errors import ConfigError
+from ctta.errors import ConfigError, InputError
 from ctta.functional import at_least_float32
 from ctta.nn.surgery import unwrap
 
 _FUNCTIONS = ("predict", "loss", "features")
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+#: The buffers of a BatchNorm that torchvision, transformers or detectron2 have frozen.
+_FROZEN_BUFFERS = {"weight", "bias", "running_mean", "running_var"}
+#: The strides that the finest map of a network of transformers may have.
+_STRIDES = (4, 8, 16, 32, 64)
+#: What transformers' frozen BatchNorms, which do not say it, add to the variance.
+_FROZEN_EPS = 1e-5
+#: The weights of box, class and distribution in the loss of Ultralytics, unless the network says otherwise.
+_ULTRALYTICS_GAINS = {"box": 7.5, "cls": 0.5, "dfl": 1.5}
 
 
 def as_detector(net: nn.Module, **settings: Any) -> Detector:
     """Return a network as a :class:`Detector`, whichever library it is from.
 
+    Frozen BatchNorms of torchvision, transformers and detectron2 are layers of their own, which no method would
+    recognize. In a copy of the network they become ``nn.BatchNorm2d`` in eval mode, which compute the same, and whose
+    scales and shifts stay frozen.
+
     Args:
-        net: A :class:`Detector` (returned as it is), a :class:`ctta.detection.YOLOv5`, a network for object detection
+        net: A :class:`Detector`, a :class:`ctta.detection.YOLOv5`, a network for object detection
             of transformers, torchvision or Ultralytics (its ``YOLO`` object too), or a module with the functions
             ``predict``, ``loss`` and ``features``.
         **settings: Arguments of the class that it is wrapped in, such as ``size=640``.
 
     Returns:
-        The detector, around the same network.
+        The detector, around the same network or around a copy of it.
 
     Raises:
         ConfigError: It is none of these.
     """
+    return _thaw(_wrap(net, settings))
+
+
+def _wrap(net: nn.Module, settings: dict[str, Any]) -> Detector:
     if type(net).__module__.startswith("ultralytics") and isinstance(inner := getattr(net, "model", None), nn.Module):
         net = inner if hasattr(inner, "loss") else net  # the object YOLO holds the network
     net = unwrap(net) if isinstance(net, nn.Module) else net
@@ -55,6 +73,31 @@ def as_detector(net: nn.Module, **settings: Any) -> Detector:
         f"{type(net).__name__} is not a known detector: expected one of torchvision, transformers or Ultralytics, a "
         "ctta.detection.YOLOv5, or a torch.nn.Module with the functions predict, loss and features"
     )
+
+
+def _thaw(detector: Detector) -> Detector:
+    """Return a detector without frozen BatchNorms: itself, or a copy with BatchNorms in their places."""
+    frozen = [name for name, module in detector.named_modules() if _is_frozen_norm(module)]
+    if not frozen:
+        return detector
+    with torch.inference_mode(False):  # or the copies would be inference tensors, which cannot be trained
+        detector = copy.deepcopy(detector)
+    for name in frozen:
+        parent, _, child = name.rpartition(".")
+        setattr(detector.get_submodule(parent), child, _make_norm(detector.get_submodule(name)))
+    return detector
+
+
+def _is_frozen_norm(module: nn.Module) -> bool:
+    names = {name for name, _ in module.named_buffers(recurse=False)}
+    return names == _FROZEN_BUFFERS and not any(True for _ in module.parameters())
+
+
+def _make_norm(frozen: nn.Module) -> nn.BatchNorm2d:
+    buffers = dict(frozen.named_buffers())
+    norm = nn.BatchNorm2d(len(buffers["weight"]), eps=getattr(frozen, "eps", _FROZEN_EPS)).to(buffers["weight"])
+    norm.load_state_dict(buffers, strict=False)  # a frozen one counts no batches
+    return norm.requires_grad_(False).eval()
 
 
 def _to_fractions(boxes: Tensor, size: Tensor) -> Tensor:
@@ -138,12 +181,28 @@ class TransformersDetector(Detector):
 
     @override
     def features(self, images: Tensor) -> list[Tensor]:
-        out = self.net(pixel_values=self._prepare(images))
+        prepared = self._prepare(images)
+        out = self.net(pixel_values=prepared)
         last = getattr(out, "encoder_last_hidden_state", None)
-        last = out.last_hidden_state if last is None else last
-        if isinstance(last, Sequence):
-            last = last[-1]
-        return [last] if last.ndim == 4 else [last.transpose(1, 2).unsqueeze(-1)]  # tokens as a map of one column
+        if last is None:  # of a network without decoder, which has other tokens before and after those of the image
+            others = self.net.config.num_detection_tokens
+            last = out.last_hidden_state[:, 1:-others]
+        return list(last) if isinstance(last, Sequence) else _restore_maps(last, prepared.shape[-2:])
+
+
+def _restore_maps(tokens: Tensor, size: Sequence[int]) -> list[Tensor]:
+    """Return the maps that tokens (N, n, C) of an image of a size were: of a stride, or from it on of each double."""
+    for first in _STRIDES:
+        shapes: list[tuple[int, int]] = []
+        stride, missing = first, tokens.shape[1]
+        while missing > 0 and stride <= max(size):
+            shapes.append((-(-size[0] // stride), -(-size[1] // stride)))
+            missing -= shapes[-1][0] * shapes[-1][1]
+            stride *= 2
+        if missing == 0:
+            levels = tokens.transpose(1, 2).split([height * width for height, width in shapes], 2)
+            return [level.unflatten(2, shape) for level, shape in zip(levels, shapes, strict=True)]
+    raise InputError(f"the {tokens.shape[1]} tokens of the network are no maps of images of {size[0]}x{size[1]} pixels")
 
 
 class TorchvisionDetector(Detector):
@@ -160,7 +219,8 @@ class TorchvisionDetector(Detector):
     def __init__(self, net: Any, *, max_detections: int = 100) -> None:
         head = getattr(getattr(net, "roi_heads", None), "box_predictor", None)
         head = getattr(head, "cls_score", None) or getattr(getattr(net, "head", None), "classification_head", None)
-        classes = getattr(head, "out_features", None) or getattr(head, "num_classes", None)
+        names = ("out_features", "num_classes", "num_columns")  # of Faster R-CNN; of RetinaNet and FCOS; of SSD
+        classes = next((getattr(head, name) for name in names if hasattr(head, name)), None)
         super().__init__(max_detections, num_classes=classes)
         self.net = net
 
@@ -185,7 +245,10 @@ class TorchvisionDetector(Detector):
             device = images.device
             others = {} if device.type == "cpu" else {"devices": [device], "device_type": device.type}
             with torch.random.fork_rng(**{"devices": [], **others}):
-                torch.manual_seed(0)
+                torch.default_generator.manual_seed(0)  # torch.manual_seed would seed every device
+                if others:
+                    state = torch.Generator(device).manual_seed(0).get_state()
+                    torch.get_device_module(device).set_rng_state(state, device)
                 losses: dict[str, Tensor] = self.net(list(images), kept)
         finally:
             for module, mode in modes.items():
@@ -201,6 +264,9 @@ class TorchvisionDetector(Detector):
 
 class UltralyticsDetector(Detector):
     """A YOLOv8, YOLO11 or alike of Ultralytics.
+
+    A network from a file cannot learn as it is: its parameters require no gradients, and the weights of its loss are a
+    dictionary, which the loss cannot read. It is copied, and both are changed in the copy.
 
     Args:
         net: The ``DetectionModel``, which ``YOLO("yolo11n.pt").model`` is before its first ``predict``: that fuses the
@@ -223,6 +289,8 @@ class UltralyticsDetector(Detector):
         max_detections: int = 100,
     ) -> None:
         super().__init__(max_detections, num_classes=getattr(net, "nc", None) or net.model[-1].nc)
+        if isinstance(net.args, Mapping) or not any(each.requires_grad for each in net.parameters()):
+            net = _let_learn(net)
         self.net, self.size, self.min_score, self.max_overlap = net, size, min_score, max_overlap
 
     @override
@@ -275,3 +343,15 @@ class UltralyticsDetector(Detector):
         finally:
             handle.remove()
         return found
+
+
+def _let_learn(net: Any) -> Any:
+    """Return a copy of a network of Ultralytics with gradients, and with settings that its loss can read."""
+    with torch.inference_mode(False):  # or the copies would be inference tensors, which cannot be trained
+        net = copy.deepcopy(net)
+    if isinstance(net.args, Mapping):
+        net.args = SimpleNamespace(**{**_ULTRALYTICS_GAINS, **net.args})
+    if not any(each.requires_grad for each in net.parameters()):
+        for name, parameter in net.named_parameters():
+            parameter.requires_grad_(parameter.is_floating_point() and ".dfl." not in name)  # an integral, not learned
+    return net

@@ -1,9 +1,11 @@
 """What the methods for detectors share, and their names."""
 
-from typing import Any
+import warnings
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel
@@ -19,6 +21,10 @@ GUARD_CELLS = 24
 MIN_CELL_PROBABILITY = 1e-3
 
 
+def _has_statistics(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and module.running_mean is not None
+
+
 class DetectionModel(AdaptiveModel):
     """A method for detectors: an :class:`~ctta.AdaptiveModel` that answers boxes.
 
@@ -28,6 +34,8 @@ class DetectionModel(AdaptiveModel):
 
     answers_logits = False
     supports_data_parallel = False  # how many boxes there are differs between ranks
+    #: Whether the method changes nothing but the statistics of BatchNorms.
+    needs_batch_norm: ClassVar[bool] = False
     source: Detector
 
     @override
@@ -113,7 +121,15 @@ class DetectionModel(AdaptiveModel):
         return (probabilities / probabilities.sum(1, keepdim=True)).log()
 
     def _take_source(self, net: nn.Module) -> tuple[nn.Module, set[str]]:
-        return super()._take_source(as_detector(net))
+        detector = as_detector(net)
+        if self.needs_batch_norm and not any(_has_statistics(module) for module in detector.modules()):
+            warnings.warn(
+                f"{type(self).__name__} predicts as the source, because {type(net).__name__} has no BatchNorm with "
+                "running statistics: choose 'cotta' or 'actmad'. (YOLO.predict of Ultralytics fuses them away: load "
+                "the network again, and adapt it before)",
+                stacklevel=2,
+            )
+        return super()._take_source(detector)
 
     def copy_of_detector(self) -> Detector:
         """Return :meth:`copy_of_source` as what it is."""

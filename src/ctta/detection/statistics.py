@@ -30,12 +30,13 @@ class BNStatsDetector(DetectionModel, BNStats):
 
     Args:
         net: The detector, or a network that :func:`ctta.detection.as_detector` knows. Without BatchNorm layers it
-            predicts as it was trained; so it does with frozen ones, which are no BatchNorm layers.
+            predicts as it was trained, and a warning says so.
         batch_stats: The fraction m of the batch in the statistics, (1-m) * running + m * batch. The default ``"auto"``
             uses only the batch from 16 images on, and fewer images the less, the fewer they are; 1 for only the batch.
     """
 
     info = MethodInfo("BN Stats Adapt", paper="Schneider et al., NeurIPS 2020")
+    needs_batch_norm = True
 
 
 class ShiftStatisticsDetector(DetectionModel, VANE):
@@ -47,7 +48,7 @@ class ShiftStatisticsDetector(DetectionModel, VANE):
 
     Args:
         net: The detector, or a network that :func:`ctta.detection.as_detector` knows. Without BatchNorm layers it
-            predicts as it was trained; so it does with frozen ones, which are no BatchNorm layers.
+            predicts as it was trained, and a warning says so.
         tolerance: The distance from the source's statistics at which those of the stream count as much.
         horizon: How many images the statistics of the stream remember.
         max_distance: The distance in brightness, contrast and sharpness at which images belong to a new domain; None to
@@ -55,6 +56,7 @@ class ShiftStatisticsDetector(DetectionModel, VANE):
     """
 
     info = MethodInfo("Shift statistics", forward_passes=1, num_networks=2)
+    needs_batch_norm = True
     presets: ClassVar = {}
 
     def __init__(

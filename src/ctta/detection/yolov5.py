@@ -485,7 +485,10 @@ def read_released_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         FileNotFoundError: There is no such file.
         CheckpointError: It is damaged, or is not such a checkpoint.
     """
-    path = Path(path).expanduser()
+    return _collect_weights(_read_network(Path(path).expanduser()))
+
+
+def _read_network(path: Path) -> _Inert:
     if not path.is_file():
         raise FileNotFoundError(f"weights file not found: {path}")
     reader = SimpleNamespace(__name__="pickle", Unpickler=_InertUnpickler, load=_refuse_legacy)
@@ -502,6 +505,10 @@ def read_released_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     network = found.get("ema") or found.get("model")
     if not isinstance(network, _Inert):
         raise CheckpointError(f"{path} holds no network under 'model': expected a checkpoint such as yolov5s.pt")
+    return network
+
+
+def _collect_weights(network: _Inert) -> dict[str, Tensor]:
     return {
         name: value.float()
         for name, value in _iter_tensors(network, "")
@@ -525,6 +532,8 @@ def _iter_tensors(module: _Inert, prefix: str) -> Iterator[tuple[str, Tensor]]:
 def load_yolov5(path: str | os.PathLike[str], **settings: Any) -> YOLOv5Detector:
     """Return a detector with the weights of a released checkpoint, whose size and classes are read from its tensors.
 
+    The weights of its loss are those that it was trained with, if the checkpoint says so.
+
     Args:
         path: The file, such as ``yolov5s.pt``; see :func:`read_released_weights`.
         **settings: Arguments of :class:`YOLOv5Detector`; by default images are scaled to 640 pixels.
@@ -538,7 +547,9 @@ def load_yolov5(path: str | os.PathLike[str], **settings: Any) -> YOLOv5Detector
     """
     from ctta.models.weights import copy_weights_
 
-    weights = read_released_weights(path)
+    path = Path(path).expanduser()
+    network = _read_network(path)
+    weights = _collect_weights(network)
     try:
         first, head = weights["model.0.conv.weight"], weights["model.24.m.0.weight"]
         depth = len({name.split(".")[3] for name in weights if name.startswith("model.6.m.")}) / 9
@@ -546,5 +557,14 @@ def load_yolov5(path: str | os.PathLike[str], **settings: Any) -> YOLOv5Detector
     except (KeyError, IndexError, RuntimeError) as error:
         raise CheckpointError(f"{path} does not hold a YOLOv5 network of version 6 for detection") from error
     net = YOLOv5(len(head) // 3 - 5, width=len(first) / 64, depth=depth, anchors=anchors.tolist())
+    net.gains = _read_gains(network) or net.gains
     copy_weights_(net, weights, origin=path)
     return YOLOv5Detector(net, **{"size": 640, **settings}).eval()
+
+
+def _read_gains(network: _Inert) -> tuple[float, float, float] | None:
+    """Return the weights of box, objectness and class in the loss that a network was trained with, if it says so."""
+    hyp, names = network.state.get("hyp") if isinstance(network.state, dict) else None, ("box", "obj", "cls")
+    if not isinstance(hyp, dict) or not all(isinstance(hyp.get(name), int | float) for name in names):
+        return None
+    return hyp["box"], hyp["obj"], hyp["cls"]
