@@ -11,12 +11,15 @@ from PIL import Image
 
 from ctta.benchmark.detection import run_street_detection
 from ctta.cli import main
+from ctta.data.corruptions import corrupt
 from ctta.detection import (
     CITYSCAPES_BOX_CLASSES,
     Boxes,
+    corrupt_stream,
     draw_street_batches,
     read_cityscapes,
     read_coco,
+    read_yolo,
     street_detector,
 )
 from ctta.detection.drawing import draw_boxes
@@ -95,9 +98,10 @@ def test_coco_files(tmp_path: Path) -> None:
     (image, [first], name), (gray, [second], _) = read_coco(path, tmp_path)
     assert (tuple(image.shape), name, tuple(gray.shape)) == ((1, 3, 20, 30), "a.png", (1, 3, 10, 10))
     assert image[0, :, 0, 0].tolist() == [1.0, 0.0, 0.0]
-    assert first["boxes"].tolist() == [[1.0, 2.0, 11.0, 7.0]] and first["labels"].tolist() == [2]
+    assert first["boxes"].tolist() == [[1.0, 2.0, 11.0, 7.0], [0.0, 0.0, 5.0, 5.0]]
+    assert first["labels"].tolist() == [2, 1] and first["crowd"].tolist() == [False, True]
     assert second["labels"].tolist() == [1]
-    assert [each["labels"].tolist() for _, [each], _ in read_coco(path, tmp_path, ["car", "truck"])] == [[], [0]]
+    assert [each["labels"].tolist() for _, [each], _ in read_coco(path, tmp_path, ["car", "truck"])] == [[0], [0]]
     with pytest.raises(DataError, match="none of the classes"):
         list(read_coco(path, tmp_path, ["cat"]))
     (tmp_path / "a.png").write_bytes(b"no image")
@@ -107,6 +111,51 @@ def test_coco_files(tmp_path: Path) -> None:
         path.write_text(broken)
         with pytest.raises(DataError, match="COCO's format"):
             list(read_coco(path, tmp_path))
+
+
+def test_yolo_files(tmp_path: Path) -> None:
+    images, labels = tmp_path / "images", tmp_path / "labels"
+    images.mkdir()
+    labels.mkdir()
+    for name in ("b.png", "a.png", "c.png"):
+        Image.new("RGB", (100, 50)).save(images / name)
+    (images / "notes.txt").write_text("no image")
+    (labels / "a.txt").write_text("7 0.5 0.5 0.2 0.4\n2 0.1 0.1 0.2 0.2\n")
+    (labels / "b.txt").write_text("")
+    (first, [found], name), (_, [empty], _), (_, [unlabeled], _) = read_yolo(images, labels)
+    assert (tuple(first.shape), name) == ((1, 3, 50, 100), "a.png")
+    assert found["labels"].tolist() == [7, 2]
+    assert torch.allclose(found["boxes"], torch.tensor([[40.0, 15.0, 60.0, 35.0], [0.0, 0.0, 20.0, 10.0]]))
+    assert len(empty["boxes"]) == len(unlabeled["boxes"]) == 0
+    (labels / "b.txt").write_text("cat 0.5 0.5 0.2 0.4")
+    with pytest.raises(DataError, match=r"b\.txt is no file of classes"):
+        list(read_yolo(images, labels))
+    with pytest.raises(DataError, match="no text file"):
+        list(read_yolo(images, images / "none"))
+
+
+def test_corrupted_streams_keep_boxes() -> None:
+    images = torch.rand(3, 3, 32, 40, generator=torch.Generator().manual_seed(0))
+    truth = [boxes(A, labels=[number]) for number in range(3)]
+
+    def read() -> Any:
+        yield images[:2], truth[:2], "a"
+        yield images[2:], truth[2:], "b"
+
+    stream = list(corrupt_stream(read, ["clean", "gaussian_noise"], rounds=2, severity=3))
+    names = ["1 clean", "1 gaussian_noise", "2 clean", "2 gaussian_noise"]
+    assert [name for _, _, name in stream] == [name for name in names for _ in range(2)]
+    assert all(targets == truth[number % 2 * 2 :][: len(x)] for number, (x, targets, _) in enumerate(stream))
+    assert torch.equal(stream[0][0], images[:2]) and torch.equal(stream[3][0], stream[7][0])
+    # An image of a later batch gets the noise that it has in a batch of all.
+    assert torch.equal(torch.cat([stream[2][0], stream[3][0]]), corrupt(images, "gaussian_noise", 3))
+
+
+def test_detections_in_crowds_are_neither_right_nor_wrong() -> None:
+    truth = boxes(A, (0.0, 40.0, 90.0, 90.0), labels=[0, 0])
+    found = boxes(C, A, labels=[0, 0], scores=[0.9, 0.8])
+    assert score_boxes([found], [truth | {"crowd": torch.tensor([False, True])}]).map50 == pytest.approx(100.0)
+    assert score_boxes([found], [truth]).map50 < 50
 
 
 def test_boxes_of_cityscapes_surround_instances(tmp_path: Path) -> None:
@@ -122,10 +171,18 @@ def test_boxes_of_cityscapes_surround_instances(tmp_path: Path) -> None:
     Image.new("RGB", (60, 40)).save(images / "ulm_1_leftImg8bit.png")
     [(image, [found], city)] = read_cityscapes(tmp_path)
     assert tuple(image.shape) == (1, 3, 40, 60) and city == "ulm"
-    assert found["boxes"].tolist() == [[40.0, 30.0, 60.0, 40.0], [10.0, 5.0, 30.0, 25.0]]
-    assert [CITYSCAPES_BOX_CLASSES[label] for label in found["labels"]] == ["person", "car"]
+    assert found["boxes"].tolist() == [[0.0, 0.0, 60.0, 3.0], [40.0, 30.0, 60.0, 40.0], [10.0, 5.0, 30.0, 25.0]]
+    assert [CITYSCAPES_BOX_CLASSES[label] for label in found["labels"]] == ["car", "person", "car"]
+    assert found["crowd"].tolist() == [True, False, False]
     [(_, [everything], _)] = read_cityscapes(tmp_path, min_pixels=1)
-    assert len(everything["boxes"]) == 3
+    assert len(everything["boxes"]) == 4
+    [(small, [others], _)] = read_cityscapes(tmp_path, classes=["bicycle", "car"], size=(20, 60))
+    assert tuple(small.shape) == (1, 3, 20, 60) and others["labels"].tolist() == [1, 1]
+    assert others["boxes"].tolist() == [[0.0, 0.0, 60.0, 1.5], [10.0, 2.5, 30.0, 12.5]]
+    pixels[30:40, 40:60] = 25003  # a rider, which COCO calls a person
+    Image.fromarray(pixels).save(maps / "ulm_1_gtFine_instanceIds.png")
+    [(_, [coco], _)] = read_cityscapes(tmp_path, classes=["person", "car"])
+    assert coco["labels"].tolist() == [1, 0, 1]
     with pytest.raises(DataError, match="instanceIds"):
         list(read_cityscapes(tmp_path, "train"))
 

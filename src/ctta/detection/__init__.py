@@ -3,7 +3,7 @@
 from ctta.detection.actmad import ActMAD
 from ctta.detection.boxes import Boxes, Letterbox, box_iou, fuse_boxes, letterbox, pack, suppress, unpack
 from ctta.detection.cotta import BoxCoTTA
-from ctta.detection.datasets import CITYSCAPES_BOX_CLASSES, read_cityscapes, read_coco
+from ctta.detection.datasets import CITYSCAPES_BOX_CLASSES, corrupt_stream, read_cityscapes, read_coco, read_yolo
 from ctta.detection.detector import Detector
 from ctta.detection.libraries import TorchvisionDetector, TransformersDetector, UltralyticsDetector, as_detector
 from ctta.detection.model import DetectionModel
@@ -35,6 +35,7 @@ __all__ = [
     "YOLOv5Detector",
     "as_detector",
     "box_iou",
+    "corrupt_stream",
     "detect",
     "detection_stats",
     "draw_street_batches",
@@ -44,6 +45,7 @@ __all__ = [
     "pack",
     "read_cityscapes",
     "read_coco",
+    "read_yolo",
     "street_detector",
     "suppress",
     "unpack",

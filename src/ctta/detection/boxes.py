@@ -26,11 +26,13 @@ class Boxes(TypedDict):
         boxes: Left, top, right and bottom in pixels of the image (n, 4).
         labels: Class indices (n), int64.
         scores: How sure the detector is, from 0 to 1 (n), in descending order; targets may have none.
+        crowd: Of targets, which are around many objects (n), bool: detections there are neither right nor wrong.
     """
 
     boxes: Tensor
     labels: Tensor
     scores: NotRequired[Tensor]
+    crowd: NotRequired[Tensor]
 
 
 def box_area(boxes: Tensor) -> Tensor:

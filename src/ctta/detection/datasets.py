@@ -1,8 +1,8 @@
-"""Labeled images for detectors: COCO's annotations, and the instance maps of Cityscapes."""
+"""Labeled images for detectors, also corrupted: of COCO's format, of YOLO's, and from the maps of Cityscapes."""
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +10,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
+from ctta.data.corruptions import corrupt
 from ctta.data.datasets.scenes import LABEL_IDS
 from ctta.detection.boxes import Boxes
 from ctta.errors import DataError
-from ctta.io.images import decoding_errors, import_pillow, to_unit_floats, to_upright_rgb
+from ctta.io.images import decoding_errors, import_pillow, is_image_file, to_unit_floats, to_upright_rgb
 
 #: The classes of Cityscapes that have instances, in the order of their ids.
 CITYSCAPES_BOX_CLASSES = ("person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle")
 
+#: Images (N, 3, H, W) in [0, 1], the boxes to be found in each, and the name of where they are from.
+LabeledBatch = tuple[Tensor, list[Boxes], str]
+
 
 def read_coco(
     annotations: str | os.PathLike[str], folder: str | os.PathLike[str], classes: Sequence[str] | None = None
-) -> Iterator[tuple[Tensor, list[Boxes], str]]:
+) -> Iterator[LabeledBatch]:
     """Read images with the boxes that a file of COCO's format has of them, one after the other.
 
     Args:
@@ -32,7 +37,7 @@ def read_coco(
             categories in the order of their ids, as YOLO has them.
 
     Yields:
-        An image (1, 3, H, W) in [0, 1], its boxes without those of crowds, and the name of its file.
+        An image (1, 3, H, W) in [0, 1], its boxes with those of crowds marked, and the name of its file.
 
     Raises:
         DataError: The file is not one of COCO's format, has none of the classes, or an image cannot be read.
@@ -41,38 +46,85 @@ def read_coco(
     try:
         content = json.loads(path.read_text())
         names = {entry["id"]: entry["name"] for entry in content["categories"]}
-        entries: dict[int, list[tuple[list[float], int]]] = {image["id"]: [] for image in content["images"]}
+        entries: dict[int, list[tuple[list[float], int, int]]] = {image["id"]: [] for image in content["images"]}
         labels = _number_classes(names, classes, path)
         for each in content["annotations"]:
-            if not each.get("iscrowd", 0) and each["category_id"] in labels:
+            if each["category_id"] in labels:
                 x, y, width, height = each["bbox"]
-                entries[each["image_id"]].append(([x, y, x + width, y + height], labels[each["category_id"]]))
+                entry = [x, y, x + width, y + height], labels[each["category_id"]], each.get("iscrowd", 0)
+                entries[each["image_id"]].append(entry)
         files = [(image["id"], image["file_name"]) for image in content["images"]]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is not a file of boxes in COCO's format ({type(error).__name__}: {error})") from error
     for number, name in files:
         found = entries[number]
-        boxes = torch.tensor([box for box, _ in found]).view(-1, 4)
-        yield _read_image(Path(folder) / name), [_keep_boxes(boxes, [label for _, label in found])], name
+        boxes, labels_of_image, crowd = zip(*found, strict=True) if found else ((), (), ())
+        yield _read_image(Path(folder) / name), [_keep_boxes(boxes, labels_of_image, crowd)], name
+
+
+def read_yolo(images: str | os.PathLike[str], labels: str | os.PathLike[str]) -> Iterator[LabeledBatch]:
+    """Read images with the boxes of text files beside them, as YOLO is trained with, one after the other.
+
+    Each line of a file is a class, and the center, width and height of a box as fractions of the image.
+
+    Args:
+        images: The folder of the images.
+        labels: The folder of the text files, named like the images; an image without one has no boxes.
+
+    Yields:
+        An image (1, 3, H, W) in [0, 1], its boxes, and the name of its file; by name.
+
+    Raises:
+        DataError: There are no images or no text files, or one of them cannot be read.
+    """
+    paths = sorted(path for path in Path(images).glob("*") if is_image_file(path, Path(images)))
+    files = {path.stem: path for path in Path(labels).glob("*.txt")}
+    if not any(path.stem in files for path in paths):
+        raise DataError(f"{labels} has no text file for one of the {len(paths)} images in {images}")
+    for path in paths:
+        image, found = _read_image(path), []
+        try:
+            for line in files[path.stem].read_text().splitlines() if path.stem in files else ():
+                label, x, y, width, height = line.split()
+                found.append((int(label), float(x), float(y), float(width), float(height)))
+        except ValueError as error:
+            raise DataError(f"{files[path.stem]} is no file of classes and boxes: {error}") from error
+        rows = torch.tensor([row[1:] for row in found], dtype=torch.float64).view(-1, 4)
+        center, extent = rows.split(2, 1)
+        corners = torch.cat([center - extent / 2, center + extent / 2], 1)
+        boxes = corners * torch.tensor([image.shape[3], image.shape[2]] * 2)
+        yield image, [_keep_boxes(boxes.tolist(), [row[0] for row in found])], path.name
 
 
 def read_cityscapes(
-    folder: str | os.PathLike[str], split: str = "val", min_pixels: int = 100
-) -> Iterator[tuple[Tensor, list[Boxes], str]]:
+    folder: str | os.PathLike[str],
+    split: str = "val",
+    min_pixels: int = 100,
+    *,
+    classes: Sequence[str] = CITYSCAPES_BOX_CLASSES,
+    size: tuple[int, int] | None = None,
+) -> Iterator[LabeledBatch]:
     """Read the images of Cityscapes with boxes around the instances of its maps, one after the other.
+
+    Objects that the maps do not tell apart are within a box that is marked as a crowd.
 
     Args:
         folder: What holds ``leftImg8bit`` and ``gtFine``, whose maps are named ``..._gtFine_instanceIds.png``.
         split: "train" or "val".
         min_pixels: Leave out instances of which fewer pixels are visible.
+        classes: The names of the classes in the order of the detector's labels, such as those of COCO; others are left
+            out. A rider counts as a person if there are no riders among them.
+        size: Height and width to resize the images to; None to leave them as they are.
 
     Yields:
-        An image (1, 3, H, W) in [0, 1], its boxes with indices into ``CITYSCAPES_BOX_CLASSES``, and the city.
+        An image (1, 3, H, W) in [0, 1], its boxes with indices into ``classes``, and the city.
 
     Raises:
         DataError: There are no such maps, or an image cannot be read.
     """
-    root, ids = Path(folder), [LABEL_IDS[name] for name in CITYSCAPES_BOX_CLASSES]
+    root, order = Path(folder), list(classes)
+    names = {name: "person" if name == "rider" and name not in order else name for name in CITYSCAPES_BOX_CLASSES}
+    numbers = {LABEL_IDS[name]: order.index(known) for name, known in names.items() if known in order}
     maps = sorted((root / "gtFine" / split).glob("*/*_gtFine_instanceIds.png"))
     if not maps:
         raise DataError(
@@ -80,16 +132,53 @@ def read_cityscapes(
         )
     for path in maps:
         instances = _read_pixels(path, as_rgb=False)
-        boxes, labels = [], []
-        for number in np.unique(instances[instances >= 1000]):  # class times 1000, plus the number of the instance
+        boxes, labels, crowd = [], [], []
+        for number in np.unique(instances).tolist():  # class times 1000, plus the number of the instance; or the class
             rows, columns = (instances == number).nonzero()
-            if number // 1000 in ids and len(rows) >= min_pixels:
+            label = numbers.get(number // 1000 or number)
+            if label is not None and len(rows) >= min_pixels:
                 boxes.append([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
-                labels.append(ids.index(int(number) // 1000))
+                labels.append(label)
+                crowd.append(number < 1000)
         name = path.name.removesuffix("_gtFine_instanceIds.png")
-        image_path = root / "leftImg8bit" / split / path.parent.name / f"{name}_leftImg8bit.png"
-        found = torch.tensor(np.array(boxes, np.float32)).view(-1, 4)
-        yield _read_image(image_path), [_keep_boxes(found, labels)], path.parent.name
+        image = _read_image(root / "leftImg8bit" / split / path.parent.name / f"{name}_leftImg8bit.png")
+        scale = 1.0
+        if size is not None:
+            scale = torch.tensor([size[1] / image.shape[3], size[0] / image.shape[2]]).repeat(2)
+            image = F.interpolate(image, size, mode="bilinear", align_corners=False, antialias=True)
+        target = _keep_boxes(boxes, labels, crowd)
+        yield image, [target | {"boxes": target["boxes"] * scale}], path.parent.name
+
+
+def corrupt_stream(
+    read: Callable[[], Iterable[LabeledBatch]],
+    corruptions: Sequence[str],
+    *,
+    severity: float = 5,
+    rounds: int = 1,
+    seed: int = 0,
+) -> Iterator[LabeledBatch]:
+    """Read labeled images once for each corruption, one corruption after the other; boxes stay where they are.
+
+    Args:
+        read: Returns the images; it is called once for each corruption of each round.
+        corruptions: Names of :data:`ctta.data.corruptions.CORRUPTIONS` or ``HOLD_OUT``, and "clean" for the images as
+            they are.
+        severity: How strong the corruptions are, from 1 to 5.
+        rounds: How often the corruptions follow each other. An image is corrupted in the same way in each.
+        seed: Seed of the corruptions.
+
+    Yields:
+        The images of a batch, their boxes, and the corruption, before it the number of the round if there are several.
+    """
+    for number in range(rounds):
+        for name in corruptions:
+            count = 0
+            for x, targets, _ in read():
+                if name != "clean":
+                    x = corrupt(x, name, severity, seed=seed, index=range(count, count + len(x)))
+                count += len(x)
+                yield x, targets, name if rounds == 1 else f"{number + 1} {name}"
 
 
 def _number_classes(names: Mapping[int, str], classes: Sequence[str] | None, path: Path) -> dict[int, int]:
@@ -100,10 +189,14 @@ def _number_classes(names: Mapping[int, str], classes: Sequence[str] | None, pat
     return labels
 
 
-def _keep_boxes(boxes: Tensor, labels: Sequence[int]) -> Boxes:
-    """Return boxes that have an area."""
-    is_box = (boxes[:, 2:] > boxes[:, :2]).all(1)
-    return Boxes(boxes=boxes[is_box].float(), labels=torch.tensor(labels, dtype=torch.long)[is_box])
+def _keep_boxes(boxes: Sequence[Sequence[float]], labels: Sequence[int], crowd: Sequence[int] | None = None) -> Boxes:
+    """Return boxes that have an area, and which of them are crowds if that is known."""
+    corners = torch.tensor(np.array(boxes, np.float32)).view(-1, 4)
+    is_box = (corners[:, 2:] > corners[:, :2]).all(1)
+    found = Boxes(boxes=corners[is_box], labels=torch.tensor(labels, dtype=torch.long)[is_box])
+    if crowd is not None:
+        found["crowd"] = torch.tensor(crowd, dtype=torch.bool)[is_box]
+    return found
 
 
 def _read_pixels(path: Path, *, as_rgb: bool) -> NDArray[Any]:

@@ -57,9 +57,7 @@ def score_boxes(found: Sequence[Boxes], targets: Sequence[Boxes]) -> BoxScores:
     truth.dataset = {
         "images": [{"id": number} for number in range(len(targets))],
         "categories": [{"id": label} for label in labels],
-        "annotations": [
-            {"id": number, **entry, "iscrowd": 0} for number, entry in enumerate(_list_entries(targets), start=1)
-        ],
+        "annotations": [{"id": number, **entry} for number, entry in enumerate(_list_entries(targets), start=1)],
     }
     with redirect_stdout(StringIO()):
         truth.createIndex()
@@ -85,8 +83,10 @@ def _list_entries(images: Sequence[Boxes]) -> list[dict[str, object]]:
         corners, areas = each["boxes"].double(), box_area(each["boxes"].double()).tolist()
         sizes = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1).tolist()
         scores = each["scores"].tolist() if "scores" in each else [1.0] * len(areas)
-        for box, area, score, label in zip(sizes, areas, scores, each["labels"].tolist(), strict=True):
-            entries.append({"image_id": number, "category_id": label, "bbox": box, "area": area, "score": score})
+        crowd = each["crowd"].int().tolist() if "crowd" in each else [0] * len(areas)
+        names = ("category_id", "bbox", "area", "score", "iscrowd")
+        for values in zip(each["labels"].tolist(), sizes, areas, scores, crowd, strict=True):
+            entries.append({"image_id": number, **dict(zip(names, values, strict=True))})
     return entries
 
 
