@@ -18,10 +18,12 @@ from video_clips import RATE, draw_frames, dropping_camera, keep_all_frames, rea
 
 import ctta
 from ctta import models
-from ctta.adapt import adapt_video, run
+from ctta.adapt import adapt_video, adapt_video_boxes, run
 from ctta.benchmark.report.plots import blend_classes, choose_palette
 from ctta.cli.adapt import adapt
 from ctta.data.streams import video
+from ctta.data.streets import render_frame
+from ctta.detection import street_detector
 from ctta.errors import ConfigError
 
 NUM_FRAMES = 22
@@ -211,3 +213,46 @@ def test_summary_as_json_and_refusals_on_resume(clip: Clip) -> None:
     with pytest.raises(ConfigError):
         adapt_video(models.load(write_network(clip.root)), clip.path, clip.table, state=clip.state, size=(8, 8))
     assert "has the columns" in user_error(adapt, *clip.resumable, "--compare")
+
+
+# ---- detectors ----
+
+
+def test_boxes_of_frames_are_written_and_drawn(tmp_path: Path) -> None:
+    frames = [render_frame(number, "night", size=(192, 384)).image for number in range(4)]
+    clip, table, annotated = write_clip(tmp_path / "clip.mp4", np.stack(frames)), tmp_path / "a.csv", tmp_path / "a.mp4"
+    options = ["--task", "detection", "--model", "streets", "--video", clip, "--out", table]
+    text = output(adapt, *options, "--every", 2, "--annotate", annotated, "--classes", write_names(tmp_path))
+    model, source = ctta.detect(street_detector()), ctta.detect(street_detector(), "source")
+    expected, num_source = [], 0
+    for batch in video(clip, every=2, batch_size=1):
+        for found, before in zip(model(batch.x), source(batch.x), strict=True):
+            num_source += int((before["scores"] >= 0.25).sum())
+            for box, score, label in zip(
+                found["boxes"].tolist(), found["scores"].tolist(), found["labels"], strict=True
+            ):
+                if score >= 0.25:
+                    row = [str(int(batch.index[0])), str(int(label)), ("car", "person")[int(label)], f"{score:.4f}"]
+                    expected.append([*row, *(f"{side:.1f}" for side in box)])
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    columns = ("frame", "class", "name", "score", "left", "top", "right", "bottom")
+    assert len(expected) > 1 and [[row[name] for name in columns] for row in rows] == expected
+    assert f"{len(expected)} boxes in 2 frames. The source found {num_source}." in text
+    assert read_clip(annotated).shape == (2, 192 + 22, 2 * 384, 3)
+    assert f"{table} exists" in user_error(adapt, *options)
+    others = options[:-1]
+    for wrong, message in (
+        (["--state", tmp_path / "x.safetensors"], "does not take --state"),
+        (["--method", "tent"], "--method must be one of 'source'"),
+        (["--config", tmp_path / "x.toml"], "does not take --config"),
+    ):
+        assert message in user_error(adapt, *others, tmp_path / "b.csv", *wrong)
+    summary = adapt_video_boxes(street_detector(), clip, tmp_path / "c.csv", batch_size=3, seconds=0.01)
+    assert summary.num_images == 1 and summary.num_source_boxes is None
+
+
+def write_names(root: Path) -> Path:
+    path = root / "names.txt"
+    path.write_text("car\nperson\n")
+    return path

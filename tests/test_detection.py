@@ -32,6 +32,7 @@ from ctta.detection import (
     detection_stats,
     fuse_boxes,
     letterbox,
+    load_detector,
     load_yolov5,
     pack,
     suppress,
@@ -260,6 +261,61 @@ def test_damaged_weights_are_refused(content: str, tmp_path: Path) -> None:
         load_yolov5(path)
     with pytest.raises(FileNotFoundError):
         load_yolov5(tmp_path / "none.pt")
+
+
+def test_detectors_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "yolov5n.pt"
+    save_released(make_yolo(5), path)
+    assert load_detector(f"yolov5:{path}").num_classes == 5
+    folder = tmp_path / "detr"
+    tiny_detr("rt_detr").save_pretrained(folder)
+    loaded = load_detector(f"hf:{folder}")
+    assert isinstance(loaded, TransformersDetector) and not loaded.training
+    assert any(isinstance(module, nn.BatchNorm2d) for module in loaded.modules())
+    with pytest.raises(ConfigError, match="did you mean 'yolov5'"):
+        load_detector("yolo5:x")
+
+
+# ---- smaller looks ----
+
+
+def test_networks_see_smaller_images() -> None:
+    net, x = make_yolo(), torch.rand(2, 3, 60, 96)
+    for size, smaller in ((64, 32), (None, None)):
+        found = YOLOv5Detector(net, size=size).predict_scaled(x, 0.5)
+        images = x if size else nn.functional.interpolate(x, (30, 48), mode="bilinear", antialias=True)
+        expected = YOLOv5Detector(net, size=smaller).predict(images)
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one["scores"], other["scores"]) and len(one["scores"])
+            assert torch.allclose(one["boxes"], other["boxes"] * (1 if size else 2))
+    sizes: list[torch.Size] = []
+    detr = tiny_detr("rt_detr")
+    detr.register_forward_pre_hook(
+        lambda _, __, keywords: sizes.append(keywords["pixel_values"].shape), with_kwargs=True
+    )
+    detector = TransformersDetector(detr, size=(128, 192), min_score=0.1)
+    [look] = detector.predict_scaled(x[:1], 0.5)
+    assert sizes == [(1, 3, 64, 96)] and look["boxes"][:, 2].max() <= 96
+
+
+def test_default_takes_the_surest_box_of_all_looks() -> None:
+    torch.manual_seed(0)
+    detector, x = YOLOv5Detector(make_yolo(), max_detections=400), torch.rand(2, 3, 64, 96)
+    single, several = ctta.detect(detector, scales=()), ctta.detect(detector, scales=(0.5, 0.35))
+    looks = [single(x), detector.eval().predict_scaled(x, 0.5), detector.predict_scaled(x, 0.35)]
+    predicted, answer = several.predict(x), several(x)
+    assert torch.equal(predicted[0]["boxes"], answer[0]["boxes"])
+    for row, found in enumerate(answer):
+        of_image = [each[row] for each in looks]
+        every = Boxes(
+            boxes=torch.cat([each["boxes"] for each in of_image]),
+            scores=torch.cat([each["scores"] for each in of_image]),
+            labels=torch.cat([each["labels"] for each in of_image]),
+        )
+        expected = suppress_one_by_one(every, 0.6)[:400]
+        assert torch.allclose(found["boxes"], torch.tensor([box for box, _, _ in expected]))
+        assert found["labels"].tolist() == [label for _, _, label in expected]
+        assert set(found["scores"].tolist()) - set(looks[0][row]["scores"].tolist()), "a smaller look found one"
 
 
 # ---- boxes of drawn streets ----

@@ -17,6 +17,7 @@ from ctta.detection import (
     Boxes,
     corrupt_stream,
     draw_street_batches,
+    find_labeled_images,
     read_cityscapes,
     read_coco,
     read_yolo,
@@ -24,7 +25,7 @@ from ctta.detection import (
 )
 from ctta.detection.drawing import draw_boxes
 from ctta.errors import DataError, InputError
-from ctta.evaluation.boxes import DetectionRun, run_detection, score_boxes
+from ctta.evaluation.boxes import BoxMatches, DetectionRun, estimate_scores, run_detection, score_boxes
 
 
 def boxes(*rows: tuple[float, ...], labels: list[int], scores: list[float] | None = None) -> Boxes:
@@ -60,6 +61,91 @@ def test_scores_are_means_over_the_classes_that_there_are() -> None:
         score_boxes(found, truth[:1])
     with pytest.raises(InputError, match="as many targets"):
         score_boxes(found[1:], truth[1:])
+
+
+def draw_boxes_at_random(seed: int, num_images: int, *, scored: bool) -> list[Boxes]:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = []
+    for _ in range(num_images):
+        count = int(torch.randint(0, 7, (), generator=generator))
+        corner = 40 * torch.rand(count, 2, generator=generator)
+        extent = 10 + 20 * torch.rand(count, 2, generator=generator)
+        labels = torch.randint(3, (count,), generator=generator)
+        each = Boxes(boxes=torch.cat([corner, corner + extent], 1), labels=labels)
+        if scored:
+            each["scores"] = (10 * torch.rand(count, generator=generator)).round() / 10  # with equal ones
+        else:
+            each["crowd"] = torch.rand(count, generator=generator) < 0.2
+        drawn.append(each)
+    return drawn
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_equal_those_of_the_evaluator(seed: int) -> None:
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    truth, noise = (draw_boxes_at_random(seed, 12, scored=each) for each in (False, True))
+    found = []  # some that are nearly right, and some that are not
+    for target, other in zip(truth, noise, strict=True):
+        near = target["boxes"] + torch.randn(target["boxes"].shape, generator=torch.Generator().manual_seed(seed))
+        every, labels = torch.cat([near, other["boxes"]]), torch.cat([target["labels"], other["labels"]])
+        found.append(Boxes(boxes=every, labels=labels, scores=torch.linspace(0.9, 0.1, len(labels))))
+    coco = COCO()
+
+    def list_entries(images: list[Boxes]) -> list[dict[str, Any]]:
+        return [
+            {
+                "image_id": number,
+                "category_id": int(each["labels"][row]),
+                "bbox": [*box[:2], box[2] - box[0], box[3] - box[1]],
+                "area": (box[2] - box[0]) * (box[3] - box[1]),
+                "iscrowd": int(each["crowd"][row]) if "crowd" in each else 0,
+                "score": float(each["scores"][row]) if "scores" in each else 1.0,
+            }
+            for number, each in enumerate(images)
+            for row, box in enumerate(each["boxes"].double().tolist())
+        ]
+
+    coco.dataset = {
+        "images": [{"id": number} for number in range(12)],
+        "categories": [{"id": number} for number in range(3)],
+        "annotations": [{"id": number, **each} for number, each in enumerate(list_entries(truth), start=1)],
+    }
+    coco.createIndex()
+    evaluation = COCOeval(coco, coco.loadRes(list_entries(found)), "bbox")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    scores = score_boxes(found, truth)
+    assert 20 < scores.map < 95
+    assert (scores.map, scores.map50) == pytest.approx(tuple(100 * evaluation.stats[:2]), abs=1e-9)
+    # An image that counts twice is as two images.
+    weights = np.array([2.0, 0.0] + [1.0] * 10)
+    rows = [0, 0, *range(2, 12)]
+    weighted, copied = (
+        BoxMatches(found, truth).score(weights),
+        score_boxes(*([each[r] for r in rows] for each in (found, truth))),
+    )
+    assert (weighted.map, weighted.map50) == pytest.approx((copied.map, copied.map50), abs=1e-9)
+
+
+def test_intervals_are_over_images() -> None:
+    truth = [boxes(A, labels=[0])] * 8
+    right, wrong = boxes(A, labels=[0], scores=[0.9]), boxes(C, labels=[0], scores=[0.9])
+    half = [right if number % 2 else wrong for number in range(8)]
+    runs = {
+        "half": DetectionRun(half * 2, truth * 2, ["fog"] * 8 + ["snow"] * 8),
+        "same": DetectionRun(half * 2, truth * 2, ["fog"] * 8 + ["snow"] * 8),
+        "right": DetectionRun([right] * 16, truth * 2, ["fog"] * 8 + ["snow"] * 8),
+    }
+    estimates = estimate_scores(runs, ["fog", "snow"])
+    interval = estimates["half"].map50
+    assert interval.estimate == pytest.approx(runs["half"].score("fog").map50)
+    assert interval.low < interval.estimate - 10 and interval.high > interval.estimate + 10
+    assert (estimates["same"].difference.low, estimates["same"].difference.high) == (0.0, 0.0)
+    assert estimates["right"].map.low == pytest.approx(100.0) and estimates["right"].difference.low > 20
+    assert estimate_scores(runs, ["fog"]) == estimate_scores(runs, ["fog"])
 
 
 def test_runs_are_scored_by_domain_and_window() -> None:
@@ -158,6 +244,32 @@ def test_detections_in_crowds_are_neither_right_nor_wrong() -> None:
     assert score_boxes([found], [truth]).map50 < 50
 
 
+def test_labeled_images_are_found_by_their_layout(tmp_path: Path) -> None:
+    images, labels = tmp_path / "images" / "val", tmp_path / "labels" / "val"
+    images.mkdir(parents=True)
+    labels.mkdir(parents=True)
+    for name in ("a", "b"):
+        Image.new("RGB", (20, 10)).save(images / f"{name}.png")
+        (labels / f"{name}.txt").write_text("1 0.5 0.5 0.5 0.5")
+    read = find_labeled_images(images, limit=1)
+    assert [[each["labels"].tolist() for each in targets] for _, targets, _ in read()] == [[[1]]] and len(
+        [*read()]
+    ) == 1
+    (tmp_path / "annotations").mkdir()
+    content = {
+        "images": [{"id": 1, "file_name": "b.png"}],
+        "categories": [{"id": 5, "name": "car"}],
+        "annotations": [{"image_id": 1, "category_id": 5, "bbox": [0, 0, 5, 5]}],
+    }
+    (tmp_path / "val").mkdir()
+    Image.new("RGB", (20, 10)).save(tmp_path / "val" / "b.png")
+    (tmp_path / "annotations" / "instances_val.json").write_text(json.dumps(content))
+    [(_, [found], name)] = find_labeled_images(tmp_path / "annotations" / "instances_val.json", ["person", "car"])()
+    assert (found["labels"].tolist(), name) == ([1], "b.png")
+    with pytest.raises(DataError, match="neither the root of Cityscapes"):
+        find_labeled_images(tmp_path / "val")
+
+
 def test_boxes_of_cityscapes_surround_instances(tmp_path: Path) -> None:
     maps, images = (tmp_path / folder / "val" / "ulm" for folder in ("gtFine", "leftImg8bit"))
     maps.mkdir(parents=True)
@@ -181,7 +293,7 @@ def test_boxes_of_cityscapes_surround_instances(tmp_path: Path) -> None:
     assert others["boxes"].tolist() == [[0.0, 0.0, 60.0, 1.5], [10.0, 2.5, 30.0, 12.5]]
     pixels[30:40, 40:60] = 25003  # a rider, which COCO calls a person
     Image.fromarray(pixels).save(maps / "ulm_1_gtFine_instanceIds.png")
-    [(_, [coco], _)] = read_cityscapes(tmp_path, classes=["person", "car"])
+    [(_, [coco], _)] = find_labeled_images(tmp_path, ["person", "car"])()
     assert coco["labels"].tolist() == [1, 0, 1]
     with pytest.raises(DataError, match="instanceIds"):
         list(read_cityscapes(tmp_path, "train"))
@@ -219,3 +331,48 @@ def test_demo_shows_scores_and_images(tmp_path: Path, capsys: Any, monkeypatch: 
     with Image.open(tmp_path / "detection" / "images.png") as image:
         assert image.size == (2 * 768, 3 * 384)
     assert "<svg" in (tmp_path / "detection" / "scores.svg").read_text()
+
+
+def run_command(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int | str | None:
+    monkeypatch.setattr("sys.argv", ["ctta", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    return stopped.value.code
+
+
+def test_command_measures_detectors(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("from ctta.detection import street_detector\nbuild = lambda: street_detector().net\n")
+    images, labels = tmp_path / "images", tmp_path / "labels"
+    images.mkdir()
+    labels.mkdir()
+    for x, [target], _ in draw_street_batches(["clear"], 2, batch_size=1):
+        name = f"{len(list(images.iterdir()))}"
+        Image.fromarray((255 * x[0]).byte().permute(1, 2, 0).numpy()).save(images / f"{name}.png")
+        sides = torch.tensor([384, 192]).repeat(2)
+        low, high = target["boxes"].float().split(2, 1)
+        fractions = torch.cat([(low + high) / 2, high - low], 1) / sides
+        rows = zip(target["labels"].tolist(), fractions.tolist(), strict=True)
+        (labels / f"{name}.txt").write_text("\n".join(f"{label} {' '.join(map(str, row))}" for label, row in rows))
+    options = ("--model", f"file:{mine}:build", "--data", str(images), "--corruptions", "gaussian_noise,none")
+    chosen = ("--methods", "source,shift_statistics", "--set", "shift_statistics.scales=()", "--severity", "1")
+    out = tmp_path / "run"
+    assert not run_command("bench", "detection", *options, *chosen, "--out", str(out), monkeypatch=monkeypatch)
+    text = capsys.readouterr().out
+    assert "gaussian_noise" in text and "above source" in text and "0.0 [0.0, 0.0]" in text
+    content = json.loads((out / "scores.json").read_text())
+    assert content["scores"]["source"]["clean"]["map50"] > content["scores"]["source"]["gaussian_noise"]["map50"]
+    assert set(content["estimates"]) == {"shifted", "clean"} and content["command"].startswith("ctta bench detection")
+    assert (out / "images.png").exists() and "<svg" in (out / "scores.svg").read_text()
+    assert not run_command(
+        "bench", "detection", "--limit", "2", "--json", "--out", str(tmp_path / "drawn"), monkeypatch=monkeypatch
+    )
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["method"] for line in lines] == ["source", "bn_stats", "shift_statistics"]
+    for wrong, message in (
+        (("--workers", "2"), "does not take --workers"),
+        (("--methods", "tent"), "methods"),
+        (("--model", "yolo:x.pt"), "unknown network"),
+        (("--data", str(images), "--corruptions", "nosuch"), "unknown corruption"),
+    ):
+        assert message in str(run_command("bench", "detection", *wrong, monkeypatch=monkeypatch))

@@ -77,9 +77,9 @@ class AnnotatedVideo:
     def add(self, frames: Sequence[NDArray[np.uint8]], adapted: Predictions, source: Predictions) -> None:
         """Append the frames of a batch, with the answers to them."""
         for row, frame in enumerate(frames):
-            self._append(self._draw(frame, row, adapted, source))
+            self.append(self._draw(frame, row, adapted, source))
 
-    def _append(self, image: NDArray[np.uint8]) -> None:
+    def append(self, image: NDArray[np.uint8]) -> None:
         """Append an image, uint8 (H, W, 3); all have the size of the first, made even."""
         av = import_av()
         if self._output is None:
@@ -161,7 +161,7 @@ class AnnotatedVideo:
         texts = [f"{self._name(label)}  {confidence:.2f}" for label, confidence in answers]
         image = _enlarge(frame)
         lines = [("source", texts[0], TEXT_COLOR), ("adapted", texts[1], _color(answers[0][0] != answers[1][0]))]
-        return np.concatenate([image, _draw_lines(image.shape[1], lines)])
+        return np.concatenate([image, draw_lines(image.shape[1], lines)])
 
     def _draw_maps(self, frame: NDArray[np.uint8], source: Tensor, adapted: Tensor) -> NDArray[np.uint8]:
         share = float((source != adapted).float().mean())
@@ -169,7 +169,7 @@ class AnnotatedVideo:
         panels = []
         for labels, title in zip((source, adapted), titles, strict=True):
             image = self._blend(frame, labels.numpy())
-            panels.append(np.concatenate([_draw_lines(image.shape[1], [title]), image]))
+            panels.append(np.concatenate([draw_lines(image.shape[1], [title]), image]))
         return np.concatenate(panels, axis=1)
 
     def _blend(self, frame: NDArray[np.uint8], labels: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -201,7 +201,7 @@ def _enlarge(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return frame if factor == 1 else frame.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
-def _draw_lines(width: int, lines: Sequence[tuple[str, str, tuple[int, int, int]]]) -> NDArray[np.uint8]:
+def draw_lines(width: int, lines: Sequence[tuple[str, str, tuple[int, int, int]]]) -> NDArray[np.uint8]:
     """Return a strip with lines of text: a word, and what it says in a color."""
     from PIL import ImageDraw
 
@@ -317,13 +317,13 @@ def _list_batches(
         yield InferenceBatch(
             batch.x,
             [name] * len(batch.x),
-            (list(map(str, batch.index.tolist())), _format_times(batch, is_live=stream.is_live)),
+            (list(map(str, batch.index.tolist())), format_times(batch, is_live=stream.is_live)),
             num_read=len(batch.x),
             frames=batch.frames if with_frames else (),
         )
 
 
-def _format_times(batch: VideoBatch, *, is_live: bool) -> list[str]:
+def format_times(batch: VideoBatch, *, is_live: bool) -> list[str]:
     """Return seconds since the start of a recording, or the time of day in UTC of a camera's frames."""
     if not is_live:
         return [f"{seconds:.6f}" for seconds in batch.seconds]

@@ -3,6 +3,7 @@
 :func:`run` does everything: plan, run and report. :func:`run_matrix` does it for many protocols at once.
 """
 
+from ctta.benchmark.detection import DetectionResult, run_detection_benchmark
 from ctta.benchmark.executors import Executor, JobOutcome, ProcessExecutor, RayExecutor, SerialExecutor, execute
 from ctta.benchmark.matrix import MatrixResult, run_matrix
 from ctta.benchmark.options import BenchmarkOptions
@@ -17,6 +18,7 @@ __all__ = [
     "BenchmarkResult",
     "BenchmarkRun",
     "BenchmarkTask",
+    "DetectionResult",
     "Executor",
     "JobOutcome",
     "MatrixResult",
@@ -29,5 +31,6 @@ __all__ = [
     "execute",
     "plan",
     "run",
+    "run_detection_benchmark",
     "run_matrix",
 ]

@@ -1,7 +1,7 @@
 """The robustness matrix: methods x protocols on the embedded network, one resumable run per protocol, and one page."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ctta.benchmark.executors import JobOutcome
@@ -9,7 +9,7 @@ from ctta.benchmark.plan import BenchmarkRun, choose, plan
 from ctta.benchmark.report import Matrix, read_matrix, write_matrix
 from ctta.benchmark.report.matrix import RUNS
 from ctta.benchmark.run import RunOptions, check_executor, execute_cells, format_call, hash_options
-from ctta.core.options import find_options, takes_options
+from ctta.core.options import refuse_options, takes_options
 from ctta.core.registry import DEFAULT_METHOD
 from ctta.data.streams import parse_protocol
 from ctta.distributed import rank
@@ -104,7 +104,8 @@ def run_matrix(options: RunOptions) -> MatrixResult:
     >>> outcome.report                                                                               # doctest: +SKIP
     """
     check_executor(options)
-    _refuse_others(options)
+    hint = "leave it out, or run one protocol with 'ctta bench embedded'"
+    refuse_options(options, REFUSED, f"ctta bench {MATRIX}", hint)
     changes, threads, seeds = options.for_recipe, options.num_threads, options.seeds
     folder = Path(options.folder or Path("runs") / f"{MATRIX}-{hash_options(changes, threads)}")
     names = list(dict.fromkeys([SOURCE, *(DEFAULT_METHODS if options.methods is None else options.methods)]))
@@ -140,19 +141,6 @@ def run_matrix(options: RunOptions) -> MatrixResult:
         matrix = read_matrix(folder)
         page = write_matrix(matrix, folder / "report")
     return MatrixResult(everything, failures, matrix, page)
-
-
-def _refuse_others(options: RunOptions) -> None:
-    """Raise a ConfigError for the first option that does not apply to the matrix."""
-    known = find_options(RunOptions)
-    for field in fields(options):
-        if field.name in REFUSED and getattr(options, field.name) != field.default:
-            name = (known[field.name][1].name if field.name in known else None) or field.name
-            option = name if name.startswith("--") else f"--{name.replace('_', '-')}"
-            raise ConfigError(
-                f"'ctta bench matrix' does not take {option}: leave it out, or run one protocol with 'ctta bench "
-                "embedded'"
-            )
 
 
 def _choose_protocols(given: Sequence[str] | None) -> tuple[str, ...]:

@@ -5,18 +5,21 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from ctta import models
-from ctta.adapt import InferenceSummary, NormalizedBatches, adapt_folder, adapt_video
+from ctta.adapt import InferenceSummary, NormalizedBatches, adapt_folder, adapt_video, adapt_video_boxes
 from ctta.adapt.options import VIDEO, FolderOptions, VideoOptions
 from ctta.checkpoint.files import saved_method
 from ctta.cli.console import print_notice, print_text, resumable_progress
 from ctta.cli.options import AdaptationOptions, JsonOption, command, list_given, parse_every
-from ctta.core.options import Option
-from ctta.core.registry import DEFAULT_METHOD, resolve_method
+from ctta.core.options import Option, refuse_options
+from ctta.core.registry import DEFAULT_METHOD, parse_settings, resolve_method
+from ctta.core.validation import check_choice
+from ctta.detection import DEFAULT_DETECTION_METHOD, DETECTION_METHODS, load_detector
+from ctta.detection.loading import DETECTOR_LOADERS
 from ctta.errors import ConfigError
 from ctta.evaluation.display import join_names
 
@@ -148,6 +151,10 @@ def adapt(
         str | None,
         Option("Take every N-th frame, or one per interval, such as 0.5s. Default: every frame.", "N|Ns", panel=VIDEO),
     ] = None,
+    task: Annotated[
+        Literal["classification", "detection"],
+        Option("Let --model be a classifier or label pixels, or let it be an object detector, for --video."),
+    ] = "classification",
     adaptation: AdaptationOptions,
     folder: FolderOptions,
     frames: VideoOptions,
@@ -162,9 +169,13 @@ def adapt(
     With --state the command can be stopped or killed at any time: run it
     again to resume, and the table ends up the same as without interruption.
     Run it later to process images that were added since. The state file can
-    also be opened with ctta.load.
+    also be opened with ctta.load. With --task detection the table has a row
+    for each box, and --annotate shows the boxes without and with adaptation.
     """
     _check_options(images, video, folder, frames, every)
+    if task == "detection":
+        adapt_detector(predictions, video, every, adaptation, frames, as_json=as_json)
+        return
     chosen = adaptation.choose()
     method, state = chosen.method, None if folder.state is None else Path(folder.state)
     if chosen.texts and method is None:
@@ -196,6 +207,46 @@ def adapt(
         print_notice(f"WARNING: {summary.notice}")
     if summary.warning:
         print_notice(f"WARNING: {summary.warning}")
+
+
+def adapt_detector(
+    out: Path,
+    clip: str | None,
+    every: str | None,
+    adaptation: AdaptationOptions,
+    frames: VideoOptions,
+    *,
+    as_json: bool,
+) -> None:
+    """Let a detector adapt to a video, and print what it did."""
+    if clip is None:
+        raise ConfigError("--task detection needs --video VIDEO: folders of images are not read yet")
+    refuse_options(adaptation, ("config", "mean", "std"), "ctta adapt --task detection", "leave it out")
+    if adaptation.model is None:
+        raise ConfigError(
+            f"give --model SPEC, such as yolov5:yolov5s.pt; expected one of {', '.join(DETECTOR_LOADERS)}"
+        )
+    method = adaptation.method or DEFAULT_DETECTION_METHOD
+    check_choice("--method", method, tuple(DETECTION_METHODS))
+    changes: dict[str, Any] = {
+        "method": method,
+        "settings": parse_settings(DETECTION_METHODS[method], adaptation.texts),
+        "size": adaptation.size,
+        "batch_size": adaptation.batch_size or 1,
+    }
+    detector = models.to_device(load_detector(adaptation.model), adaptation.device)
+    with resumable_progress("adapting", "The adapted detector was not saved.") as (on_progress, raise_if_interrupted):
+        changes |= parse_every(every or "1") | {"on_progress": on_progress}
+        changes |= {"on_wait": raise_if_interrupted, "on_change": print_notice}
+        summary = adapt_video_boxes(detector, clip, out, **vars(frames) | changes)
+    if as_json:
+        typer.echo(json.dumps(asdict(summary) | {"out": str(out)}))
+        return
+    count = "" if summary.num_source_boxes is None else f" The source found {summary.num_source_boxes}."
+    print_text(f"{out} has {summary.num_boxes} boxes in {_count(summary.num_images, 'frame')}.{count}")
+    print_text(f"{summary.method}: {summary.num_images / summary.seconds:.1f} frames/s.")
+    if frames.annotate is not None:
+        print_text(f"{frames.annotate} shows the boxes of the source at the left, and the adapted ones at the right.")
 
 
 def _check_options(

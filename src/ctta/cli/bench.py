@@ -16,14 +16,23 @@ from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from ctta import benchmark
-from ctta.benchmark import BenchmarkResult, JobOutcome, MatrixResult, RunOptions
+from ctta.benchmark import BenchmarkResult, DetectionResult, JobOutcome, MatrixResult, RunOptions
+from ctta.benchmark.detection import DETECTION
 from ctta.benchmark.matrix import MATRIX
 from ctta.benchmark.plan import describe_left_out
 from ctta.benchmark.report import Table, TableCell, TableColumn, read_matrix, score_table, write_matrix, write_report
 from ctta.benchmark.report.matrix import RUNS, build_difference_table, is_matrix, write_advice
 from ctta.benchmark.report.runs import group_by_method
 from ctta.benchmark.report.score_tables import describe_outcome
-from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, print_notice, print_text, progress_bar, stdout
+from ctta.cli.console import (
+    exit_on_interrupt,
+    interrupt_between_steps,
+    print_notice,
+    print_rows,
+    print_text,
+    progress_bar,
+    stdout,
+)
 from ctta.cli.options import command
 from ctta.core.options import Option
 from ctta.errors import ConfigError
@@ -39,7 +48,7 @@ def bench(
         str,
         typer.Argument(
             help="Run this benchmark, such as embedded; for a list see: ctta recipes. matrix runs methods on many "
-            "protocols, about an hour of one core with the default ones.",
+            "protocols, about an hour of one core with the default ones; detection runs those for detectors.",
             metavar="RECIPE",
         ),
     ],
@@ -51,6 +60,12 @@ def bench(
     After a kill or Ctrl-C, run the same command again to resume: the results
     are identical to those of an uninterrupted run.
     """
+    if recipe == DETECTION:
+        with exit_on_interrupt(), progress_bar(recipe) as update:
+            changes: dict[str, Any] = {"command": shlex.join(["ctta", *sys.argv[1:]]), "on_progress": update}
+            found = benchmark.run_detection_benchmark(**vars(options) | changes)
+        print_detection(found, as_json=as_json)
+        return
     with _execute(recipe, options) as callbacks:
         keywords = vars(options) | callbacks | {"command": shlex.join(["ctta", *sys.argv[1:]])}
         result = benchmark.run_matrix(**keywords) if recipe == MATRIX else benchmark.run(recipe, **keywords)
@@ -105,6 +120,27 @@ def print_results(result: BenchmarkResult, *, as_json: bool = False) -> None:
         print_text(describe_outcome(group_by_method(result.results)))
     if result.report:
         print_text(f"Report: {result.report}")
+
+
+def print_detection(result: DetectionResult, *, as_json: bool = False) -> None:
+    """Print mAP50 of each method on each part, and its means with intervals, or one line of JSON per method."""
+    estimates = result.estimate()
+    if as_json:
+        for name in result.runs:
+            values = {kind: asdict(found[name]) for kind, found in estimates.items()}
+            typer.echo(json.dumps({"method": name, "milliseconds": result.milliseconds[name], **values}))
+        return
+    header, *rows = result.tabulate()
+    print_rows(header, rows, keep=header[0])
+    columns = ("method", "mAP50", "above " + next(iter(result.runs)), "mAP50-95")
+    for kind, found in estimates.items():
+        print_text(f"\nMean over parts ({kind}), with 95 % intervals over images:")
+        texts = [(each.map50, each.difference, each.map) for each in found.values()]
+        rows = [
+            (name, *(f"{value.estimate:.1f} [{value.low:.1f}, {value.high:.1f}]" for value in values))
+            for name, values in zip(found, texts, strict=True)
+        ]
+        print_rows(columns, rows, keep="method")
 
 
 def print_matrix(result: MatrixResult, *, as_json: bool = False) -> None:

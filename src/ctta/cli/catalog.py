@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ctta.benchmark.detection import DETECTION, run_detection_benchmark
 from ctta.benchmark.matrix import MATRIX, run_matrix
 from ctta.benchmark.recipes import RECIPES
 from ctta.cli.console import print_notice, print_rows, print_text, stdout
@@ -51,7 +52,10 @@ def methods(
 @command
 def recipes(as_json: JsonOption = False) -> None:
     """List the benchmarks that 'ctta bench' can run."""
-    rows = [{"name": name, "does": _first_line(recipe)} for name, recipe in {**RECIPES, MATRIX: run_matrix}.items()]
+    rows = [
+        {"name": name, "does": _first_line(recipe)}
+        for name, recipe in {**RECIPES, MATRIX: run_matrix, DETECTION: run_detection_benchmark}.items()
+    ]
     if as_json:
         stdout.print_json(json.dumps(rows))
         return

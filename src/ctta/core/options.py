@@ -77,6 +77,23 @@ def find_options(options: type) -> dict[str, tuple[Any, Option]]:
     return {name: (kind, option) for name, (kind, option) in found.items() if option is not None}
 
 
+def refuse_options(options: Any, names: Sequence[str], command: str, hint: str) -> None:
+    """Raise a ConfigError for the first option that a command does not take and that is set.
+
+    Args:
+        options: The dataclass.
+        names: The fields that the command does not take.
+        command: What the user has typed.
+        hint: What to do instead.
+    """
+    known = find_options(type(options))
+    for field in fields(options):
+        if field.name in names and getattr(options, field.name) != field.default:
+            name = (known[field.name][1].name if field.name in known else None) or field.name
+            option = name if name.startswith("--") else f"--{name.replace('_', '-')}"
+            raise ConfigError(f"'{command}' does not take {option}: {hint}")
+
+
 def describe_fields(options: type) -> dict[str, str]:
     """Return what each field means to callers in Python, by its name: the text of ``Doc``, else of ``Option``."""
     found = {name: _find(Doc, metadata) or _find(Option, metadata) for name, _, *metadata in _list_fields(options)}

@@ -3,9 +3,17 @@
 from ctta.detection.actmad import ActMAD
 from ctta.detection.boxes import Boxes, Letterbox, box_iou, fuse_boxes, letterbox, pack, suppress, unpack
 from ctta.detection.cotta import BoxCoTTA
-from ctta.detection.datasets import CITYSCAPES_BOX_CLASSES, corrupt_stream, read_cityscapes, read_coco, read_yolo
+from ctta.detection.datasets import (
+    CITYSCAPES_BOX_CLASSES,
+    corrupt_stream,
+    find_labeled_images,
+    read_cityscapes,
+    read_coco,
+    read_yolo,
+)
 from ctta.detection.detector import Detector
 from ctta.detection.libraries import TorchvisionDetector, TransformersDetector, UltralyticsDetector, as_detector
+from ctta.detection.loading import load_detector
 from ctta.detection.model import DetectionModel
 from ctta.detection.registry import DEFAULT_DETECTION_METHOD, DETECTION_METHODS, detect
 from ctta.detection.source_stats import detection_stats
@@ -39,8 +47,10 @@ __all__ = [
     "detect",
     "detection_stats",
     "draw_street_batches",
+    "find_labeled_images",
     "fuse_boxes",
     "letterbox",
+    "load_detector",
     "load_yolov5",
     "pack",
     "read_cityscapes",

@@ -3,6 +3,8 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -142,12 +144,52 @@ def read_cityscapes(
                 crowd.append(number < 1000)
         name = path.name.removesuffix("_gtFine_instanceIds.png")
         image = _read_image(root / "leftImg8bit" / split / path.parent.name / f"{name}_leftImg8bit.png")
-        scale = 1.0
         if size is not None:
-            scale = torch.tensor([size[1] / image.shape[3], size[0] / image.shape[2]]).repeat(2)
             image = F.interpolate(image, size, mode="bilinear", align_corners=False, antialias=True)
+        height, width = instances.shape
+        scale = torch.tensor([image.shape[3] / width, image.shape[2] / height]).repeat(2)
         target = _keep_boxes(boxes, labels, crowd)
         yield image, [target | {"boxes": target["boxes"] * scale}], path.parent.name
+
+
+def find_labeled_images(
+    path: str | os.PathLike[str],
+    classes: Sequence[str] | None = None,
+    *,
+    size: tuple[int, int] | None = None,
+    limit: int | None = None,
+) -> Callable[[], Iterator[LabeledBatch]]:
+    """Return a function that reads labeled images in the layout of their authors.
+
+    Args:
+        path: The root of Cityscapes; or a file such as ``annotations/instances_val2017.json`` of COCO's format, with
+            the images in the folder ``val2017`` beside ``annotations``; or a folder of images such as
+            ``images/val2017``, with YOLO's text files in ``labels/val2017``.
+        classes: The names of the detector's classes in the order of its labels, for the first two.
+        size: Height and width to resize images of Cityscapes to.
+        limit: How many images to read at most.
+
+    Returns:
+        The function, for :func:`corrupt_stream`.
+
+    Raises:
+        DataError: The path has none of these layouts.
+    """
+    root = Path(path)
+    if (root / "gtFine").is_dir():
+        read = partial(read_cityscapes, root, classes=classes or CITYSCAPES_BOX_CLASSES, size=size)
+    elif root.suffix == ".json" and root.is_file():
+        folder = root.parent.parent / root.stem.removeprefix("instances_")
+        read = partial(read_coco, root, folder, classes)
+    elif root.is_dir() and "images" in root.parts:
+        at = len(root.parts) - 1 - root.parts[::-1].index("images")
+        read = partial(read_yolo, root, Path(*root.parts[:at], "labels", *root.parts[at + 1 :]))
+    else:
+        raise DataError(
+            f"{path} is neither the root of Cityscapes, nor a file such as annotations/instances_val2017.json, nor "
+            "a folder of images such as images/val2017 with text files in labels/val2017"
+        )
+    return lambda: islice(read(), limit)
 
 
 def corrupt_stream(

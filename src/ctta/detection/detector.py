@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 from typing_extensions import override
 
@@ -65,6 +66,24 @@ class Detector(nn.Module, ABC):
             Maps (N, C, H, W), from fine to coarse, with a graph.
         """
 
+    def predict_scaled(self, images: Tensor, scale: float) -> list[Boxes]:
+        """Find the boxes of each image when the network sees it smaller or larger than in :meth:`predict`.
+
+        A detector that resizes images itself overrides this; others see resized images.
+
+        Args:
+            images: (N, 3, H, W) in [0, 1].
+            scale: The size relative to that in :meth:`predict`.
+
+        Returns:
+            As :meth:`predict`, in pixels of the given images.
+        """
+        height, width = images.shape[-2:]
+        size = [max(1, round(side * scale)) for side in (height, width)]
+        scaled = F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=scale < 1)
+        factors = [width / scaled.shape[-1], height / scaled.shape[-2]] * 2
+        return [each | {"boxes": each["boxes"] * each["boxes"].new_tensor(factors)} for each in self.predict(scaled)]
+
     def find_adaptor_sites(self) -> list[tuple[str, str]]:
         """Return where WHW adds adaptors: names of convolutions, and of the norm layers whose outputs they add to.
 
@@ -80,9 +99,10 @@ class Detector(nn.Module, ABC):
         return sites
 
     @override
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor, scale: float = 1.0) -> Tensor:
         """Return the boxes as one tensor, see :func:`ctta.detection.pack`."""
-        return pack(self.predict(images), self.max_detections)
+        found = self.predict(images) if scale == 1 else self.predict_scaled(images, scale)
+        return pack(found, self.max_detections)
 
 
 class GivenDetector(Detector):

@@ -138,18 +138,26 @@ class TransformersDetector(Detector):
         self.has_background = kind in ("detr", "table-transformer", "yolos")  # as the last class of a softmax
         self.min_score = min_score
 
-    def _prepare(self, images: Tensor) -> Tensor:
-        if self.size is not None and images.shape[-2:] != self.size:
-            images = F.interpolate(images, self.size, mode="bilinear", align_corners=False, antialias=True)
+    def _prepare(self, images: Tensor, scale: float = 1.0) -> Tensor:
+        size = self.size if self.size is None or scale == 1 else _scale_size(self.size, scale)
+        if size is not None and images.shape[-2:] != size:
+            images = F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=True)
         if self.normalizes:
             mean, std = (images.new_tensor(each).view(3, 1, 1) for each in (_IMAGENET_MEAN, _IMAGENET_STD))
             images = (images - mean) / std
         return images
 
     @override
-    @torch.no_grad()
     def predict(self, images: Tensor) -> list[Boxes]:
-        out = self.net(pixel_values=self._prepare(images))
+        return self._find(images, 1.0)
+
+    @override
+    def predict_scaled(self, images: Tensor, scale: float) -> list[Boxes]:
+        return super().predict_scaled(images, scale) if self.size is None else self._find(images, scale)
+
+    @torch.no_grad()
+    def _find(self, images: Tensor, scale: float) -> list[Boxes]:
+        out = self.net(pixel_values=self._prepare(images, scale))
         logits, places = at_least_float32(out.logits), at_least_float32(out.pred_boxes)
         height, width = images.shape[-2:]
         center, extent = places.split(2, -1)
@@ -188,6 +196,12 @@ class TransformersDetector(Detector):
             others = self.net.config.num_detection_tokens
             last = out.last_hidden_state[:, 1:-others]
         return list(last) if isinstance(last, Sequence) else _restore_maps(last, prepared.shape[-2:])
+
+
+def _scale_size(size: tuple[int, int], scale: float) -> tuple[int, int]:
+    """Return a size scaled to the nearest multiples of the stride that these networks have at the most."""
+    height, width = (max(1, round(side * scale / 32)) * 32 for side in size)
+    return height, width
 
 
 def _restore_maps(tokens: Tensor, size: Sequence[int]) -> list[Tensor]:
@@ -294,9 +308,18 @@ class UltralyticsDetector(Detector):
         self.net, self.size, self.min_score, self.max_overlap = net, size, min_score, max_overlap
 
     @override
-    @torch.no_grad()
     def predict(self, images: Tensor) -> list[Boxes]:
-        canvas, fit = letterbox(images, self.size, self.STRIDE)
+        return self._find(images, self.size)
+
+    @override
+    def predict_scaled(self, images: Tensor, scale: float) -> list[Boxes]:
+        if self.size is None:
+            return super().predict_scaled(images, scale)
+        return self._find(images, max(1, round(self.size * scale)))
+
+    @torch.no_grad()
+    def _find(self, images: Tensor, size: int | None) -> list[Boxes]:
+        canvas, fit = letterbox(images, size, self.STRIDE)
         out = self.net(canvas)
         table = out[0] if isinstance(out, tuple | list) else out  # (N, 4 + classes, boxes), center and extent in pixels
         center, extent, scores = at_least_float32(table).transpose(1, 2).split([2, 2, table.shape[1] - 4], -1)

@@ -1,18 +1,25 @@
 """Detectors that learn nothing, or only the statistics of their BatchNorms."""
 
+from collections.abc import Sequence
 from typing import ClassVar, Unpack
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.hyperparameters import PassArguments
 from ctta.core.model import MethodInfo
 from ctta.core.parallel import read_flags
 from ctta.core.updates import Step
+from ctta.core.validation import check_positive
+from ctta.detection.boxes import pack, suppress, unpack
 from ctta.detection.model import DetectionModel
 from ctta.methods import VANE, BNStats, Source
 from ctta.methods.vane.method import VaneState
+from ctta.views import Model
+
+#: Boxes of a class in views of an image that overlap more than this are one.
+MAX_VIEW_OVERLAP = 0.6
 
 
 class SourceDetector(DetectionModel, Source):
@@ -46,16 +53,21 @@ class ShiftStatisticsDetector(DetectionModel, VANE):
     new domain, older images count less. Images far outside of what the source has seen, such as those of a broken
     sensor, are answered by the source and change nothing. Nothing is learned by gradients, and single images suffice.
 
+    The source also looks at each image at smaller sizes, where noise and blur are smaller too, for less than half of a
+    pass. Of boxes that several looks find, the surest counts.
+
     Args:
         net: The detector, or a network that :func:`ctta.detection.as_detector` knows. Without BatchNorm layers it
             predicts as it was trained, and a warning says so.
-        tolerance: The distance from the source's statistics at which those of the stream count as much.
+        tolerance: The distance from the source's statistics at which those of the stream count as much; None to keep
+            the source's.
         horizon: How many images the statistics of the stream remember.
         max_distance: The distance in brightness, contrast and sharpness at which images belong to a new domain; None to
             detect no domains.
+        scales: The sizes of the further looks, relative to what the detector usually sees; () for none.
     """
 
-    info = MethodInfo("Shift statistics", forward_passes=1, num_networks=2)
+    info = MethodInfo("Shift statistics", forward_passes="1 + views", num_networks=2)
     needs_batch_norm = True
     presets: ClassVar = {}
 
@@ -63,15 +75,41 @@ class ShiftStatisticsDetector(DetectionModel, VANE):
         self,
         net: nn.Module,
         *,
-        tolerance: float = 0.2,
+        tolerance: float | None = 1.0,
         horizon: float = 64.0,
         max_distance: float | None = 0.5,
+        scales: Sequence[float] = (0.5, 0.35),
         **common: Unpack[PassArguments],
     ) -> None:
         # What else VANE does needs one prediction for each image, or views that align predictions.
         switched_off = {"views": (), "pixel_views": (), "learn": False}
         shift = {"tolerance": tolerance, "horizon": horizon, "max_distance": max_distance}
         super().__init__(net, **shift, **switched_off, **common)  # type: ignore[arg-type]
+        for scale in scales:
+            check_positive("scales", scale)
+        self.scales = tuple(scales)
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        return self._add_views(super().adapt_step(x), x)
+
+    @override
+    def _answer(self, x: Tensor, student: Model) -> Tensor:
+        return self._add_views(super()._answer(x, student), x)
+
+    @torch.no_grad()
+    def _add_views(self, answer: Tensor, x: Tensor) -> Tensor:
+        """Return boxes without those that overlap a surer one, with what the source finds at other sizes.
+
+        It is the source that looks, because statistics of another size are not those of the stream.
+        """
+        if not self.scales:
+            return answer
+        every = torch.cat([answer, *(self.source(x, scale=scale) for scale in self.scales)], 1)
+        order = every[..., 4].argsort(dim=1, descending=True, stable=True)  # places without a box come last
+        found = unpack(every.gather(1, order[..., None].expand_as(every)))
+        most = self.source.max_detections
+        return pack(suppress(found, MAX_VIEW_OVERLAP, most), most)
 
     @override
     def _store(self, state: VaneState) -> None:

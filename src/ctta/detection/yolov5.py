@@ -373,9 +373,18 @@ class YOLOv5Detector(Detector):
         self.net, self.size, self.min_score, self.max_overlap = net, size, min_score, max_overlap
 
     @override
-    @torch.no_grad()
     def predict(self, images: Tensor) -> list[Boxes]:
-        canvas, fit = letterbox(images, self.size, STRIDES[-1])
+        return self._find(images, self.size)
+
+    @override
+    def predict_scaled(self, images: Tensor, scale: float) -> list[Boxes]:
+        if self.size is None:
+            return super().predict_scaled(images, scale)
+        return self._find(images, max(1, round(self.size * scale)))
+
+    @torch.no_grad()
+    def _find(self, images: Tensor, size: int | None) -> list[Boxes]:
+        canvas, fit = letterbox(images, size, STRIDES[-1])
         found = choose_boxes(
             *decode(self.net(canvas), self.net.anchors),
             min_score=self.min_score,

@@ -210,11 +210,12 @@ class TransformersModel(Normalized):
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 
 
-def load_huggingface(name: str, *, needs_processor: bool = True) -> nn.Module:
+def load_huggingface(name: str, *, needs_processor: bool = True, auto_class: str | None = None) -> nn.Module:
     """Return a Hugging Face network (a repository or a local folder), normalized according to its image processor.
 
     Code that a repository brings along is never executed. ``REPOSITORY@REVISION`` selects a branch, a tag or a commit.
-    Without ``needs_processor``, a network that has none is returned for normalized images.
+    Without ``needs_processor``, a network that has none is returned for normalized images; so is one that is loaded by
+    an ``auto_class``, such as ``"AutoModelForObjectDetection"``.
     """
     transformers = import_library("transformers")
     repository, revision = _split_revision(name)
@@ -227,9 +228,11 @@ def load_huggingface(name: str, *, needs_processor: bool = True) -> nn.Module:
     options = {"revision": revision, "trust_remote_code": False}
     with _translate_hub_errors(name):
         config = transformers.AutoConfig.from_pretrained(repository, **options)
-    auto_class = get_attribute(transformers, _select_auto_class(config, name))
+    loader = get_attribute(transformers, auto_class or _select_auto_class(config, name))
     with _translate_hub_errors(name):
-        net: nn.Module = auto_class.from_pretrained(repository, **options).float()  # some files hold 16-bit weights
+        net: nn.Module = loader.from_pretrained(repository, **options).float()  # some files hold 16-bit weights
+    if auto_class is not None:
+        return net
     processor = _read_processor_config(transformers, config, repository, revision)
     if processor is None:
         if not needs_processor:

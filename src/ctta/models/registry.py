@@ -1,7 +1,7 @@
 """Networks by name, whichever library or file they come from."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -58,23 +58,37 @@ def load(spec: str, *, mean: Sequence[float] | None = None, std: Sequence[float]
     >>> net(torch.rand(1, 3, 8, 8)).shape
     torch.Size([1, 5, 8, 8])
     """
+    form, argument = choose_form(spec, LOADERS)
+    if form.startswith("hf:") and mean is not None:  # for a network that does not say how images are normalized
+        net = load_huggingface(argument, needs_processor=False)
+    else:
+        net = LOADERS[form](argument)
+    return normalize_input(net.eval(), spec, mean, std).eval()
+
+
+def choose_form(spec: str, known: Iterable[str]) -> tuple[str, str]:
+    """Return which form a name of a network has, and its argument: what follows the first colon.
+
+    Args:
+        spec: The name, such as ``"timm:resnet50"``.
+        known: The forms, such as ``"timm:NAME"``.
+
+    Raises:
+        ConfigError: It has none of the forms.
+    """
     if not isinstance(spec, str):
         raise TypeError(f"expected the name of a network, such as 'timm:resnet50', got {type(spec).__name__}")
     prefix, _, argument = spec.partition(":")
-    forms = {form.partition(":")[0]: form for form in LOADERS}
+    forms = {form.partition(":")[0]: form for form in known}
     if prefix not in forms:
-        *first, last = (f"'{form}'" for form in LOADERS)
+        *first, last = (f"'{form}'" for form in forms.values())
         file = f" (did you mean 'file:{spec if ':' in spec else f'{spec}:build'}'?)" if prefix.endswith(".py") else ""
         raise ConfigError(
             f"unknown network '{spec}'{file or did_you_mean(prefix, forms)}; expected {', '.join(first)} or {last}"
         )
     if bool(argument) != (":" in forms[prefix]):
         raise ConfigError(f"malformed network name '{spec}'; expected '{forms[prefix]}'")
-    if prefix == "hf" and mean is not None:  # for a network that does not say how images are normalized
-        net = load_huggingface(argument, needs_processor=False)
-    else:
-        net = LOADERS[forms[prefix]](argument)
-    return normalize_input(net.eval(), spec, mean, std).eval()
+    return forms[prefix], argument
 
 
 def class_names(spec: str) -> tuple[str, ...] | None:
