@@ -41,6 +41,7 @@ from ctta.detection import (
 from ctta.detection.libraries import _restore_maps
 from ctta.detection.yolov5 import decode
 from ctta.errors import CheckpointError, ConfigError, InputError
+from ctta.guard.boxes import GuardedDetector
 
 
 def make_boxes(seed: int, count: int = 40) -> Boxes:
@@ -303,7 +304,9 @@ def test_default_takes_the_surest_box_of_all_looks() -> None:
     detector, x = YOLOv5Detector(make_yolo(), max_detections=400), torch.rand(2, 3, 64, 96)
     single, several = ctta.detect(detector, scales=()), ctta.detect(detector, scales=(0.5, 0.35))
     looks = [single(x), detector.eval().predict_scaled(x, 0.5), detector.predict_scaled(x, 0.35)]
+    guarded = GuardedDetector(ctta.detect(detector))
     predicted, answer = several.predict(x), several(x)
+    assert torch.equal(guarded(x)[0]["boxes"], answer[0]["boxes"])
     assert torch.equal(predicted[0]["boxes"], answer[0]["boxes"])
     for row, found in enumerate(answer):
         of_image = [each[row] for each in looks]

@@ -99,10 +99,9 @@ class Detector(nn.Module, ABC):
         return sites
 
     @override
-    def forward(self, images: Tensor, scale: float = 1.0) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Return the boxes as one tensor, see :func:`ctta.detection.pack`."""
-        found = self.predict(images) if scale == 1 else self.predict_scaled(images, scale)
-        return pack(found, self.max_detections)
+        return pack(self.predict(images), self.max_detections)
 
 
 class GivenDetector(Detector):

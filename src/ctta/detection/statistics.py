@@ -105,10 +105,11 @@ class ShiftStatisticsDetector(DetectionModel, VANE):
         """
         if not self.scales:
             return answer
-        every = torch.cat([answer, *(self.source(x, scale=scale) for scale in self.scales)], 1)
+        most = self.source.max_detections
+        looks = [pack(self.source.predict_scaled(x, scale), most) for scale in self.scales]
+        every = torch.cat([answer, *looks], 1)
         order = every[..., 4].argsort(dim=1, descending=True, stable=True)  # places without a box come last
         found = unpack(every.gather(1, order[..., None].expand_as(every)))
-        most = self.source.max_detections
         return pack(suppress(found, MAX_VIEW_OVERLAP, most), most)
 
     @override
