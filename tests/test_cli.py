@@ -108,7 +108,7 @@ def test_methods_and_recipes_list_everything(capsys: pytest.CaptureFixture[str])
         }
     ]
     assert run("recipes", "--json") == 0
-    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == [*RECIPES, "matrix"]
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == [*RECIPES, "matrix", "detection"]
     assert run("methods") == 0
     text = capsys.readouterr().out
     assert re.search("pseudo_label +norm layers +1 +1 +2 +no +Lee, ICML workshop 2013", text)
