@@ -159,13 +159,13 @@ class NaiveMirror:
 class NaiveShiftNorm(nn.Module):
     """A BatchNorm whose statistics move from the source's to those of the stream as these move away."""
 
-    def __init__(self, layer: nn.BatchNorm1d | nn.BatchNorm2d, tolerance: float) -> None:
+    def __init__(self, layer: nn.BatchNorm1d | nn.BatchNorm2d) -> None:
         super().__init__()
         assert layer.running_mean is not None and layer.running_var is not None
-        self.weight, self.bias, self.eps, self.tolerance = layer.weight, layer.bias, layer.eps, tolerance
+        self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
         self.source_mean, self.source_variance = layer.running_mean.tolist(), layer.running_var.tolist()
         self.mean, self.variance, self.scatter = list(self.source_mean), list(self.source_variance), 0.0
-        self.share, self.size, self.is_view, self.fraction = 1.0, 1.0, False, 0.0
+        self.share, self.size, self.is_view, self.fraction, self.distance = 1.0, 1.0, False, 0.0, 0.0
         self.after = self.mean, self.variance, self.scatter
 
     def forward(self, x: Tensor) -> Tensor:
@@ -186,8 +186,7 @@ class NaiveShiftNorm(nn.Module):
                 scatter += (of_mean + of_variance) / len(x) / len(channels)
         if not self.is_view:
             scatter = (1 - a) * self.scatter + a * scatter
-            noise = (scatter + 2 / self.size) / self.size
-            self.fraction = max(0.0, d - noise) / (d + self.tolerance)
+            self.distance = max(0.0, d - (scatter + 4 / self.size) / self.size)
             self.after = [float(b.detach()) for b in means], [float(v.detach()) for v in variances], scatter
         outputs, m = [], self.fraction
         for c in channels:
@@ -229,14 +228,22 @@ class NaiveRun:
     mirrors: list[bool] = field(default_factory=list)
     domain: NaiveDomain = field(default_factory=lambda: NaiveDomain(None))
     sample_size: float = 0.0
+    fraction: float = 0.0
 
 
 def shifted_copy(net: nn.Sequential, tolerance: float | None) -> nn.Sequential:
     net = copy.deepcopy(net).eval()
     for number, layer in enumerate(net):
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) and tolerance is not None:
-            net[number] = NaiveShiftNorm(layer, tolerance)
+            net[number] = NaiveShiftNorm(layer)
     return net
+
+
+def naive_fraction(layers: list[NaiveShiftNorm], tolerance: float) -> float:
+    """Return how far the layers move."""
+    middle = sorted(layer.distance for layer in layers)[(len(layers) - 1) // 2]
+    is_shifted = middle**2 / (middle**2 + tolerance**2) if middle else 0.0
+    return min(1.0, 1.6 / math.sqrt(len(layers))) * is_shifted
 
 
 def naive_vane(
@@ -244,7 +251,7 @@ def naive_vane(
     batches: list[Tensor],
     *,
     draw: Callable[[int], Sequence[View]],
-    tolerance: float | None = 0.2,
+    tolerance: float | None = 0.025,
     horizon: float = 64.0,
     max_distance: float | None = 0.5,
     flips: bool | str = "auto",
@@ -271,11 +278,19 @@ def naive_vane(
             logits = source(x)
             if logits.ndim == 2:
                 of_source = source_chain.follow(logits, is_new_domain)
-                worth *= (1 - source_chain.stickiness) / (1 + source_chain.stickiness)
-        kept = math.exp(-math.sqrt(len(x) * worth) / horizon) * run.sample_size * (0.25 if is_new_domain else 1)
+                if source_chain.stickiness > min_stickiness:
+                    repeats = (source_chain.stickiness - min_stickiness) / (1 - min_stickiness)
+                    worth *= (1 - repeats) / (1 + repeats)
+        is_first = is_new_domain or step == 0
+        kept = 0.0 if is_first else math.exp(-math.sqrt(len(x) * worth) / horizon) * run.sample_size
         run.sample_size = kept + worth
         for layer in shifting:
             layer.share, layer.size, layer.is_view = worth / run.sample_size, run.sample_size, False
+        if shifting and is_first:
+            student(x)
+            run.fraction = naive_fraction(shifting, tolerance or 0.0)
+        for layer in shifting:
+            layer.fraction = run.fraction * run.sample_size / (run.sample_size + 8)
         direct = student(x)
         for layer in shifting:
             layer.is_view = True
@@ -289,6 +304,8 @@ def naive_vane(
             terms = [view(student, x) for view in views]
         for layer in shifting:
             layer.mean, layer.variance, layer.scatter = layer.after
+        if shifting:
+            run.fraction = naive_fraction(shifting, tolerance or 0.0)
         if mirrored is not None and flips == "auto":
             mirror.compare(direct, mirrored)
             if mirror.keeps_classes:

@@ -2,10 +2,13 @@
 
 from ctta.views import Views, geometric_views
 
-# Statistics of BatchNorm ("Statistics", "New domains")
+# Statistics of BatchNorm ("One fraction for all layers")
 
-#: The weight of earlier images in a new domain: they may have more classes than its first batch, but not its shift.
-OLD_DOMAIN_WEIGHT = 0.25
+#: How far the layers of a network move from the source's statistics to those of a stream that is shifted for certain, as
+#: the root of the sum of the squared fractions.
+LARGEST_MOVE = 1.6
+#: How many images of the stream count as much as the source, whatever their distance.
+SOURCE_SIZE = 8
 
 # Outliers ("Outliers")
 

@@ -25,6 +25,7 @@ from ctta.methods.vane.constants import (
     HIDDEN_RUN_RATIO,
     MAX_DEVIATION,
     MOVED,
+    SOURCE_SIZE,
     UNINFORMATIVE_PROBABILITY,
     UNKNOWN_DOMAINS_MEMORY,
 )
@@ -33,6 +34,7 @@ from ctta.methods.vane.statistics import (
     LayerState,
     MeasureDeviation,
     measure_deviations,
+    measure_fraction,
     store_layers_,
     use_shift_statistics_,
 )
@@ -175,8 +177,8 @@ class VANE(AdaptiveModel):
 
     Args:
         net: Any network. Without BatchNorm the first part does nothing, and without norm layers the last.
-        tolerance: The distance from the source's statistics at which those of the stream count as much; None to keep
-            the source's.
+        tolerance: The distance from the source's statistics at which a shift is as likely as not, and layers move half of
+            the way that they move at most; None to keep the source's statistics.
         horizon: How many images the statistics of the stream remember.
         max_distance: The distance in brightness, contrast and sharpness at which images belong to a new domain: mean
             squared, in units of the variance between images. None to detect no domains; class frequencies then
@@ -203,7 +205,7 @@ class VANE(AdaptiveModel):
         self,
         net: nn.Module,
         *,
-        tolerance: float | None = 0.2,
+        tolerance: float | None = 0.025,
         horizon: float = 64.0,
         max_distance: float | None = 0.5,
         views: Views = MOVED,
@@ -233,17 +235,21 @@ class VANE(AdaptiveModel):
         self.student = self.copy_of_source()
         self.statistics = nn.ModuleList()
         if tolerance is not None:
-            self.statistics = use_shift_statistics_(self.student, tolerance)
+            self.statistics = use_shift_statistics_(self.student)
             attach_norm_hooks_(self.source, lambda layer: MeasureDeviation(), skip_without_statistics=True)
+        if self.statistics:
+            self.register_buffer("fraction", torch.zeros_like(self.statistics[0].scatter))
         self.domain_change = StateBuffers(DomainState.initial())
         self.mirror_check = StateBuffers(MirrorState.initial())
         self.source_chain, self.chain = (StateBuffers(ChainState.initial()) for _ in range(2))
         self.sample = StateBuffers(SampleState.initial())
         # Shapes of batches for which the network is known to label pixels. Not a state: it follows from the network.
         self._segmented_shapes: set[torch.Size] = set()
-        self.train_norms_(self.student)
         self.optimizer_factory = with_lr(optimizer, self._lr)  # a hyperparameter also of a model that learns nothing
-        if self.policies or (learn and find_norm_parameters(self.student)):
+        self._learns = learn and bool(find_norm_parameters(self.student))
+        if self._learns:
+            self.train_norms_(self.student)
+        if self.policies or self._learns:
             self.optimize(self.student, self.optimizer_factory)
             self.use_policies(average_with_source(keep))
 
@@ -278,7 +284,7 @@ class VANE(AdaptiveModel):
             if seen.num_images == 0:
                 return seen.answer_by_source()
             logits, answer, state, is_finite = self._predict(seen, self.student)
-            if self.learn and self.optimizer is not None and logits.ndim == 2 and self._labels_look_iid(state):
+            if self._learns and logits.ndim == 2 and self._labels_look_iid(state):
                 # Views alone may overflow; the step then counts as skipped.
                 self._learn(logits if is_finite else logits * torch.nan, state.chain)
             if is_finite:
@@ -293,11 +299,11 @@ class VANE(AdaptiveModel):
     @override
     def _forward_once(self, x: Tensor) -> Tensor:
         # With its own statistics: those that the last batch left may be of another domain.
-        with self._look(x) as seen:
+        with self._look(x, ask_source=False) as seen:
             if seen.num_images == 0:
                 return seen.answer_by_source()
             state, is_new = self._update_domain(seen.features)
-            _, batch = self._weigh_batch(seen.num_images, state, is_new)
+            batch = self._follow(seen, self.student, state, is_new)[1] if self.statistics else None
             with change_call(batch_facts=batch):
                 logits: Tensor = self.student(seen.x)
             return seen.fill(logits)
@@ -326,6 +332,7 @@ class VANE(AdaptiveModel):
         self.sample.store_(state.sample)
         if self.statistics:
             store_layers_(self.student, self.statistics, state.layers)
+            self.fraction.copy_(self._measure_fraction(state.layers))
 
     def _mirrors(self, state: VaneState) -> bool:
         return state.mirrors.keeps_classes if self.flips == "auto" else self.flips
@@ -339,13 +346,18 @@ class VANE(AdaptiveModel):
         return of_source > self.min_stickiness and 1 - of_student > HIDDEN_RUN_RATIO * (1 - of_source)
 
     @contextmanager
-    def _look(self, x: Tensor) -> Iterator[Seen]:
-        """Measure a batch; within the context it consists of its rows but outliers."""
+    def _look(self, x: Tensor, *, ask_source: bool = True) -> Iterator[Seen]:
+        """Measure a batch; within the context it consists of its rows but outliers.
+
+        Args:
+            x: The local rows.
+            ask_source: Whether the source predicts the batch, which only the label chain needs.
+        """
         reducer, segments = current_reducer(), x.shape in self._segmented_shapes
         measured, source = [measure_appearance(x)], None
         if self.statistics:
             measured.append(measure_deviations(self.source, x))
-        if self.statistics and not segments:
+        if self.statistics and ask_source and not segments:
             with torch.no_grad():
                 source = at_least_float32(self.source(x))
             segments = source.ndim > 2
@@ -379,9 +391,9 @@ class VANE(AdaptiveModel):
             state = state._replace(source_chain=source_chain)
         batch = None
         if self.statistics:
-            sample, batch = self._weigh_batch(seen.num_images, state, is_new)
+            sample, batch = self._follow(seen, student, state, is_new)
             state = state._replace(sample=sample, layers=batch.layers)
-        with change_call(batch_facts=batch), torch.set_grad_enabled(torch.is_grad_enabled() and not segments):
+        with change_call(batch_facts=batch), torch.set_grad_enabled(torch.is_grad_enabled() and self._learns and not segments):
             logits = student(x)
         segments = logits.ndim > 2
         with change_call(batch_facts=None if batch is None else replace(batch, is_view=True)):
@@ -412,12 +424,28 @@ class VANE(AdaptiveModel):
         domain, is_new = update_domain(state.domain, features, self.max_distance)
         return state._replace(domain=domain), is_new
 
-    def _weigh_batch(self, num_images: int, state: VaneState, is_new_domain: bool) -> tuple[SampleState, FollowedBatch]:
-        """Return how much the statistics of a batch count, which decreases as its labels repeat."""
+    def _follow(self, seen: Seen, student: Model, state: VaneState, is_new: bool) -> tuple[SampleState, FollowedBatch]:
+        """Return how much the statistics of a batch count, which decreases as its labels repeat, and how far layers move.
+
+        How far is known from the batch before. Where there is none of the same domain, a pass of the student tells.
+        """
         # The chain of a network that segments never starts.
         stickiness = state.source_chain.stickiness if state.source_chain.is_started else 0.0
-        sample, share = update_sample(state.sample, num_images, stickiness, self.horizon, is_new_domain=is_new_domain)
-        return sample, FollowedBatch(share, float(sample.size))
+        threshold = self.min_stickiness
+        repeats = (stickiness - threshold) / (1 - threshold) if stickiness > threshold else 0.0
+        sample, share = update_sample(state.sample, seen.num_images, repeats, self.horizon, is_new_domain=is_new)
+        size = float(sample.size)
+        certainty = size / (size + SOURCE_SIZE)
+        batch = FollowedBatch(share, size, certainty * self.fraction)
+        if share == 1:
+            with torch.no_grad(), change_call(batch_facts=batch):
+                student(seen.x)
+            batch = replace(batch, fraction=certainty * self._measure_fraction(batch.layers), layers={})
+        return sample, batch
+
+    def _measure_fraction(self, layers: Mapping[nn.Module, LayerState]) -> Tensor:
+        assert self.tolerance is not None, "there are statistics"
+        return measure_fraction([each.distance for each in layers.values()], self.tolerance) if layers else self.fraction
 
     @torch.no_grad()
     def _predict_views(self, x: Tensor, student: Model, segments: bool, state: VaneState) -> ViewPredictions:

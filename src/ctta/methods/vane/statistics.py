@@ -1,6 +1,7 @@
-"""Statistics of recent images, whose weight beside the source's increases with their distance (VANE)."""
+"""Statistics of recent images, which count beside the source's where they are far from these (VANE)."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
 from ctta.core.parallel import StopPassError, change_call, current_call, current_reducer
+from ctta.methods.vane.constants import LARGEST_MOVE
 from ctta.nn import BatchStatistics, NormHook, attach_norm_hooks_
 from ctta.nn.moments import attach_statistics_gradient, batch_var_mean, image_var_mean
 from ctta.nn.norm import unmask_running_statistics
@@ -23,7 +25,7 @@ class LayerState(NamedTuple):
         mean: The mean of recent images (C).
         variance: Their variance (C).
         scatter: How much the moments of one image scatter about these, in the unit of the distance.
-        fraction: How far the layer moved from the source's statistics toward the recent ones.
+        distance: The distance of these from the source's beyond what is expected without a shift.
         used_mean: The mean that the layer normalized by (C).
         used_variance: The variance likewise (C).
     """
@@ -31,7 +33,7 @@ class LayerState(NamedTuple):
     mean: Tensor
     variance: Tensor
     scatter: Tensor
-    fraction: Tensor
+    distance: Tensor
     used_mean: Tensor
     used_variance: Tensor
 
@@ -43,13 +45,14 @@ class FollowedBatch:
     Attributes:
         share: The share of the batch in the statistics of recent images.
         effective_sample_size: How many independently drawn images those are worth.
-        is_view: Whether this is a view of the batch, which the statistics do not remember. It follows the batch itself,
-            and moves as far.
+        fraction: How far every layer moves from the source's statistics toward the recent ones.
+        is_view: Whether this is a view of the batch, which the statistics do not remember. It follows the batch itself.
         layers: The states of the layers after the batch, which each of them adds.
     """
 
     share: float
     effective_sample_size: float
+    fraction: Tensor
     is_view: bool = False
     layers: dict[nn.Module, LayerState] = field(default_factory=dict)
 
@@ -89,14 +92,13 @@ class ShiftStatistics(NormHook, nn.Module):
     """A forward pre-hook of one BatchNorm that normalizes by statistics between the source's and those of the stream.
 
     In a call on a :class:`FollowedBatch` it averages the statistics of recent images, each batch by its effective
-    sample size. The layer then normalizes by (1-m) * source + m * recent, m = (d - noise)+ / (d + tolerance), where d
-    is the distance of the recent statistics from the source's, and noise what d is expected to be without a shift. A
-    call changes nothing: :func:`store_layers_` takes over what the batch has collected. In other calls the layer
-    normalizes by what was stored last, its ``running_mean`` and ``running_var``.
+    sample size. The layer then normalizes by (1-m) * source + m * recent, where m is the fraction of the batch, and
+    measures how far the recent statistics are from the source's, beyond what is expected without a shift. A call
+    changes nothing: :func:`store_layers_` takes over what the batch has collected. In other calls the layer normalizes
+    by what was stored last, its ``running_mean`` and ``running_var``.
 
     Args:
         module: The layer; its running statistics are the source's.
-        tolerance: The distance at which the stream counts as much as the source.
     """
 
     source_mean: Tensor
@@ -104,16 +106,17 @@ class ShiftStatistics(NormHook, nn.Module):
     mean: Tensor
     variance: Tensor
     scatter: Tensor
+    distance: Tensor
 
-    def __init__(self, module: _BatchNorm, tolerance: float) -> None:
+    def __init__(self, module: _BatchNorm) -> None:
         super().__init__()
         assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
-        self.tolerance = tolerance
         self.register_buffer("source_mean", module.running_mean.clone())
         self.register_buffer("source_var", module.running_var.clone())
         self.register_buffer("mean", module.running_mean.clone())
         self.register_buffer("variance", module.running_var.clone())
         self.register_buffer("scatter", torch.zeros((), dtype=module.running_var.dtype))
+        self.register_buffer("distance", torch.zeros((), dtype=module.running_var.dtype))
 
     @override
     def before(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -130,7 +133,6 @@ class ShiftStatistics(NormHook, nn.Module):
             mean = old.mean.lerp(batch_mean, batch.share)
             second_moment = batch_variance + (batch_mean - mean).square()
             variance = (old.variance + (old.mean - mean).square()).lerp(second_moment, batch.share)
-            fraction = known.fraction
         else:
             of_images, reducer = image_var_mean(values), current_reducer()
             between, batch_mean = (each[0] for each in reducer.var_mean(of_images[1], [0]))
@@ -144,11 +146,12 @@ class ShiftStatistics(NormHook, nn.Module):
                 of_means = (between + (batch_mean - mean).square()) / unit
                 of_variances = (spread + (second_moment - variance).square()) / (variance + module.eps).square()
                 scatter = old.scatter.lerp((of_means + of_variances).mean(), batch.share)
-                fraction = self._weigh(mean, variance, scatter, batch.effective_sample_size, module.eps)
-        used_mean, used_variance = self.source_mean.lerp(mean, fraction), self.source_var.lerp(variance, fraction)
+                distance = self._measure(mean, variance, scatter, batch.effective_sample_size, module.eps)
+        used_mean = self.source_mean.lerp(mean, batch.fraction)
+        used_variance = self.source_var.lerp(variance, batch.fraction)
         used = used_mean.detach(), used_variance.detach()
         if not batch.is_view:
-            batch.layers[module] = LayerState(mean.detach(), variance.detach(), scatter, fraction, *used)
+            batch.layers[module] = LayerState(mean.detach(), variance.detach(), scatter, distance, *used)
         # Attributes hide the buffers of the same names for this call.
         vars(module).update(running_mean=used[0], running_var=used[1])
         shape = (1, -1) + (1,) * (values.ndim - 2)
@@ -158,20 +161,31 @@ class ShiftStatistics(NormHook, nn.Module):
     def after(self, module: _BatchNorm, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         unmask_running_statistics(module)
 
-    def _weigh(self, mean: Tensor, variance: Tensor, scatter: Tensor, size: float, eps: float) -> Tensor:
-        """Return m, the fraction of recent statistics in those to normalize by."""
+    def _measure(self, mean: Tensor, variance: Tensor, scatter: Tensor, size: float, eps: float) -> Tensor:
+        """Return the distance of recent statistics from the source's, beyond what is expected without a shift."""
         # The layer adds eps as well: without it a channel that is constant in the source would be infinitely far.
         unit = self.source_var + eps
         of_means, of_variances = (mean - self.source_mean).square() / unit, ((variance + eps) / unit).log().square()
-        distance = (of_means + of_variances).mean()
-        # Beside the images seen, as if one had scattered as much as pixels do, by 1 in mean and in variance each.
-        noise = (scatter + 2 / size) / size
-        return (distance - noise).clamp_min(0) / (distance + self.tolerance).clamp_min(torch.finfo(mean.dtype).tiny)
+        # Beside the images seen, as if two had scattered as much as pixels do, by 1 in mean and in variance each.
+        noise = (scatter + 4 / size) / size
+        return ((of_means + of_variances).mean() - noise).clamp_min(0)
 
 
-def use_shift_statistics_(net: nn.Module, tolerance: float) -> nn.ModuleList:
+def measure_fraction(distances: Sequence[Tensor], tolerance: float) -> Tensor:
+    """Return how far all layers move toward recent statistics, from the distance of each layer.
+
+    All move as far, since a layer has learned to read what the layers before it put out; and the less, the more layers
+    there are, since the errors of their statistics add up. The median tells a shift from what single layers show also
+    for clean images, where the source was trained on augmented ones.
+    """
+    squared = torch.stack(tuple(distances)).median().square()
+    farthest = min(1.0, LARGEST_MOVE / math.sqrt(len(distances)))
+    return farthest * squared / (squared + tolerance**2).clamp_min(torch.finfo(squared.dtype).tiny)
+
+
+def use_shift_statistics_(net: nn.Module) -> nn.ModuleList:
     """Let every BatchNorm with running statistics follow the shift; return the state, which the method must hold."""
-    return attach_norm_hooks_(net, lambda layer: ShiftStatistics(layer, tolerance), skip_without_statistics=True)
+    return attach_norm_hooks_(net, ShiftStatistics, skip_without_statistics=True)
 
 
 def store_layers_(net: nn.Module, statistics: nn.ModuleList, layers: Mapping[nn.Module, LayerState]) -> None:
@@ -179,5 +193,5 @@ def store_layers_(net: nn.Module, statistics: nn.ModuleList, layers: Mapping[nn.
     followed = [each for each in net.modules() if isinstance(each, _BatchNorm) and each.running_mean is not None]
     for module, hook in zip(followed, statistics, strict=True):
         if (state := layers.get(module)) is not None:
-            hook.mean, hook.variance, hook.scatter = state[:3]
+            hook.mean, hook.variance, hook.scatter, hook.distance = state[:4]
             module.running_mean, module.running_var = state.used_mean, state.used_variance

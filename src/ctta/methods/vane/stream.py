@@ -21,7 +21,6 @@ from ctta.methods.vane.constants import (
     MIN_MIRROR_CONFIDENCE,
     MIN_VARIANCE,
     MIRROR_MEMORY,
-    OLD_DOMAIN_WEIGHT,
     PRIOR_MOVES,
     PRIOR_STAYS,
     RECENT_MEMORY,
@@ -305,7 +304,7 @@ def update_sample(
         num_images: The images of the batch.
         stickiness: How much labels repeat, see :attr:`ChainState.stickiness`.
         horizon: How many images are remembered; more, where images depend on each other.
-        is_new_domain: Whether the batch begins a domain, for which earlier images count less.
+        is_new_domain: Whether the batch begins a domain, for which earlier images do not count.
 
     Returns:
         The state after the batch, and the share of the batch in it.
@@ -313,7 +312,7 @@ def update_sample(
     size = num_images * (1 - stickiness) / (1 + stickiness)
     # Between forgetting by images, as domains change, and by independent ones, as classes must balance.
     kept = math.exp(-math.sqrt(num_images * size) / horizon) * float(state.size)
-    total = (OLD_DOMAIN_WEIGHT if is_new_domain else 1.0) * kept + size
+    total = size if is_new_domain else kept + size
     return SampleState(_full(1, total)), size / total
 
 
