@@ -320,7 +320,8 @@ def naive_vane(
             if repeat:
                 rows = of_source if hidden and of_source is not None else posteriors
                 answer = torch.tensor([[math.log(q) for q in row] for row in rows], dtype=answer.dtype)
-            learns = learn and bool(trained) and not repeat
+            most = max((source_chain if shifting else chain).frequencies)
+            learns = learn and bool(trained) and not repeat and most <= (1 + 2 / direct.shape[1]) / 3
             run.hidden.append(hidden)
         if learns:
             vectors = list(direct)

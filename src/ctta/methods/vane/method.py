@@ -284,7 +284,8 @@ class VANE(AdaptiveModel):
             if seen.num_images == 0:
                 return seen.answer_by_source()
             logits, answer, state, is_finite = self._predict(seen, self.student)
-            if self._learns and logits.ndim == 2 and self._labels_look_iid(state):
+            of_labels = state.source_chain if state.source_chain.is_started else state.chain
+            if self._learns and logits.ndim == 2 and self._labels_look_iid(state) and not of_labels.one_class_prevails:
                 # Views alone may overflow; the step then counts as skipped.
                 self._learn(logits if is_finite else logits * torch.nan, state.chain)
             if is_finite:
@@ -393,7 +394,10 @@ class VANE(AdaptiveModel):
         if self.statistics:
             sample, batch = self._follow(seen, student, state, is_new)
             state = state._replace(sample=sample, layers=batch.layers)
-        with change_call(batch_facts=batch), torch.set_grad_enabled(torch.is_grad_enabled() and self._learns and not segments):
+        with (
+            change_call(batch_facts=batch),
+            torch.set_grad_enabled(torch.is_grad_enabled() and self._learns and not segments),
+        ):
             logits = student(x)
         segments = logits.ndim > 2
         with change_call(batch_facts=None if batch is None else replace(batch, is_view=True)):
@@ -445,7 +449,9 @@ class VANE(AdaptiveModel):
 
     def _measure_fraction(self, layers: Mapping[nn.Module, LayerState]) -> Tensor:
         assert self.tolerance is not None, "there are statistics"
-        return measure_fraction([each.distance for each in layers.values()], self.tolerance) if layers else self.fraction
+        return (
+            measure_fraction([each.distance for each in layers.values()], self.tolerance) if layers else self.fraction
+        )
 
     @torch.no_grad()
     def _predict_views(self, x: Tensor, student: Model, segments: bool, state: VaneState) -> ViewPredictions:

@@ -161,6 +161,12 @@ class ChainState(NamedTuple):
         counts = self.class_counts
         return (1 - SMOOTHING) * counts / counts.sum() + SMOOTHING / len(counts)
 
+    @property
+    def one_class_prevails(self) -> bool:
+        """Whether one class is a third of the way from its even share to all images: diverse predictions would be wrong."""
+        frequencies = self.frequencies
+        return bool(frequencies.max() > (1 + 2 / len(frequencies)) / 3)
+
 
 @torch.no_grad()
 def update_chain(
