@@ -50,7 +50,7 @@ class ShiftStatisticsDetector(DetectionModel, VANE):
     """Normalize by a mean of the source's statistics and those of recent images, as the default for classifiers does.
 
     The further the recent images are from what the source saw in training, the more they count. When pixels show a
-    new domain, older images count less. Images far outside of what the source has seen, such as those of a broken
+    new domain, older images are forgotten. Images far outside of what the source has seen, such as those of a broken
     sensor, are answered by the source and change nothing. Nothing is learned by gradients, and single images suffice.
 
     The source also looks at each image at smaller sizes, where noise and blur are smaller too, for less than half of a
@@ -59,8 +59,8 @@ class ShiftStatisticsDetector(DetectionModel, VANE):
     Args:
         net: The detector, or a network that :func:`ctta.detection.as_detector` knows. Without BatchNorm layers it
             predicts as it was trained, and a warning says so.
-        tolerance: The distance from the source's statistics at which those of the stream count as much; None to keep
-            the source's.
+        tolerance: The distance from the source's statistics at which layers go half of the way that they go at most;
+            None to keep the source's statistics.
         horizon: How many images the statistics of the stream remember.
         max_distance: The distance in brightness, contrast and sharpness at which images belong to a new domain; None to
             detect no domains.
@@ -75,7 +75,7 @@ class ShiftStatisticsDetector(DetectionModel, VANE):
         self,
         net: nn.Module,
         *,
-        tolerance: float | None = 1.0,
+        tolerance: float | None = 0.025,
         horizon: float = 64.0,
         max_distance: float | None = 0.5,
         scales: Sequence[float] = (0.5, 0.35),

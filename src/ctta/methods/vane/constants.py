@@ -4,8 +4,8 @@ from ctta.views import Views, geometric_views
 
 # Statistics of BatchNorm ("One fraction for all layers")
 
-#: How far the layers of a network move from the source's statistics to those of a stream that is shifted for certain, as
-#: the root of the sum of the squared fractions.
+#: How far the layers of a network go from the source's statistics to those of a stream that is certainly shifted: the
+#: root of the sum of the squared fractions.
 LARGEST_MOVE = 1.6
 #: How many images of the stream count as much as the source, whatever their distance.
 SOURCE_SIZE = 8

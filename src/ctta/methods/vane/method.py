@@ -177,8 +177,8 @@ class VANE(AdaptiveModel):
 
     Args:
         net: Any network. Without BatchNorm the first part does nothing, and without norm layers the last.
-        tolerance: The distance from the source's statistics at which a shift is as likely as not, and layers move half of
-            the way that they move at most; None to keep the source's statistics.
+        tolerance: The distance from the source's statistics at which layers go half of the way that they go at most;
+            None to keep the source's statistics.
         horizon: How many images the statistics of the stream remember.
         max_distance: The distance in brightness, contrast and sharpness at which images belong to a new domain: mean
             squared, in units of the variance between images. None to detect no domains; class frequencies then
@@ -199,6 +199,8 @@ class VANE(AdaptiveModel):
 
     info = MethodInfo("VANE", trains="norm layers", forward_passes="2, and views", backward_passes=1, num_networks=2)
     checks_values_late = True
+    #: How far layers go with certainty, from the batch before.
+    fraction: Tensor
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"views": FLIP}}
 
     def __init__(
@@ -429,7 +431,7 @@ class VANE(AdaptiveModel):
         return state._replace(domain=domain), is_new
 
     def _follow(self, seen: Seen, student: Model, state: VaneState, is_new: bool) -> tuple[SampleState, FollowedBatch]:
-        """Return how much the statistics of a batch count, which decreases as its labels repeat, and how far layers move.
+        """Return how much a batch counts, which decreases as its labels repeat, and how far layers move.
 
         How far is known from the batch before. Where there is none of the same domain, a pass of the student tells.
         """

@@ -163,7 +163,7 @@ class ChainState(NamedTuple):
 
     @property
     def one_class_prevails(self) -> bool:
-        """Whether one class is a third of the way from its even share to all images: diverse predictions would be wrong."""
+        """Whether a class is a third of the way from its even share to all images, so that diversity would be wrong."""
         frequencies = self.frequencies
         return bool(frequencies.max() > (1 + 2 / len(frequencies)) / 3)
 
