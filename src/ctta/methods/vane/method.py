@@ -240,7 +240,7 @@ class VANE(AdaptiveModel):
             self.statistics = use_shift_statistics_(self.student)
             attach_norm_hooks_(self.source, lambda layer: MeasureDeviation(), skip_without_statistics=True)
         if self.statistics:
-            self.register_buffer("fraction", torch.zeros_like(self.statistics[0].scatter))
+            self.register_buffer("fraction", torch.zeros_like(self.statistics[0].get_buffer("scatter")))
         self.domain_change = StateBuffers(DomainState.initial())
         self.mirror_check = StateBuffers(MirrorState.initial())
         self.source_chain, self.chain = (StateBuffers(ChainState.initial()) for _ in range(2))
