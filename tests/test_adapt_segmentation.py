@@ -24,11 +24,11 @@ SIZE = (64, 128)
 
 @pytest.fixture
 def frames(tmp_path: Path) -> dict[str, NDArray[np.uint8]]:
-    """Write frames in snow to a folder; return their labels, which the command does not see."""
+    """Write frames to a folder; return their labels, which the command does not see."""
     (tmp_path / "frames" / "night").mkdir(parents=True)
     labels = {}
     for number, name in enumerate(["0.png", "1.jpg", "night/0.png", "night/1.png"]):
-        frame = render_frame(number, "snow", size=SIZE)
+        frame = render_frame(number, "clear", size=SIZE)
         Image.fromarray(frame.image).save(tmp_path / "frames" / name)
         labels[name] = frame.label
     return labels

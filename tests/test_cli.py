@@ -113,7 +113,7 @@ def test_methods_and_recipes_list_everything(capsys: pytest.CaptureFixture[str])
     text = capsys.readouterr().out
     assert re.search("pseudo_label +norm layers +1 +1 +2 +no +Lee, ICML workshop 2013", text)
     of_cotta = "cotta_official, cotta_official_segmentation, cotta_segmentation, cotta_paper, cotta_fast, cotta_faster"
-    assert f"Presets: {of_cotta}, note_iid_stream, neo_continual, vane_fast\n" in text
+    assert f"Presets: {of_cotta}, note_iid_stream, zerosiam_vit, neo_continual, vane_fast\n" in text
     assert run("methods", "--no-backward", "--json") == 0
     tier = {row["name"]: row["backward_passes"] for row in json.loads(capsys.readouterr().out)}
     assert {"source", "bn_stats", "t3a", "neo", "neo_continual", "unmix_tns", "foa"} <= tier.keys()

@@ -130,6 +130,7 @@ VERBS = set(
         "Average",
         "Call",
         "Compare",
+        "Compute",
         "Corrupt",
         "Describe",
         "Detect",

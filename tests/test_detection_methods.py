@@ -227,8 +227,11 @@ def test_shift_statistics_approach_those_of_a_stream() -> None:
     assert isinstance(norm, nn.BatchNorm2d) and first.running_mean is not None
     norm.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
     net(torch.cat(dark))
-    assert torch.allclose(first.running_mean, inputs[0].mean((0, 2, 3)), rtol=0.02)
     assert isinstance(model, ShiftStatisticsDetector)
+    recent, source = model.statistics[0].get_buffer("mean"), norm.running_mean
+    assert torch.allclose(recent, inputs[0].mean((0, 2, 3)), rtol=0.02) and source is not None
+    fractions = (first.running_mean - source) / (recent - source)
+    assert torch.allclose(fractions, fractions[0].expand(8)) and 0.5 * model.fraction < fractions[0] <= model.fraction
 
 
 def test_cotta_restores_and_waits_for_boxes() -> None:

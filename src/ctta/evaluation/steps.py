@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ctta.core.model import AdaptiveModel
+from ctta.core.parallel import current_call
 from ctta.data.streams import Batch, Stream
 from ctta.nn.surgery import find_weight
 
@@ -94,7 +95,8 @@ def count_passes(kind: type[nn.Module]) -> Iterator[PassCount]:
             is_counted = True
 
         # The logits are extracted after this hook: here the output may still be a dict or an object with several.
-        for tensor in tree_leaves(output):
+        # A loss may also start from the features alone.
+        for tensor in (*tree_leaves(output), *(current_call().features or ())):
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(count_backward)
 

@@ -142,11 +142,17 @@ class ShiftStatistics(NormHook, nn.Module):
             spread, second_moment = (each[0] for each in reducer.var_mean(contributions, [0]))
             variance = (old.variance + (old.mean - mean).square()).lerp(second_moment, batch.share)
             with torch.no_grad():
+                # The layer adds eps as well: a channel that is constant in the source would be infinitely far.
                 unit = self.source_var + module.eps
                 of_means = (between + (batch_mean - mean).square()) / unit
                 of_variances = (spread + (second_moment - variance).square()) / (variance + module.eps).square()
                 scatter = old.scatter.lerp((of_means + of_variances).mean(), batch.share)
-                distance = self._measure(mean, variance, scatter, batch.effective_sample_size, module.eps)
+                size = batch.effective_sample_size
+                of_means = (mean - self.source_mean).square() / unit
+                of_variances = ((variance + module.eps) / unit).log().square()
+                # Beside the images seen, as if two had scattered as pixels do, by 1 in mean and in variance each.
+                noise = (scatter + 4 / size) / size
+                distance = ((of_means + of_variances).mean() - noise).clamp_min(0)
         used_mean = self.source_mean.lerp(mean, batch.fraction)
         used_variance = self.source_var.lerp(variance, batch.fraction)
         used = used_mean.detach(), used_variance.detach()
@@ -161,15 +167,6 @@ class ShiftStatistics(NormHook, nn.Module):
     def after(self, module: _BatchNorm, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         unmask_running_statistics(module)
 
-    def _measure(self, mean: Tensor, variance: Tensor, scatter: Tensor, size: float, eps: float) -> Tensor:
-        """Return the distance of recent statistics from the source's, beyond what is expected without a shift."""
-        # The layer adds eps as well: without it a channel that is constant in the source would be infinitely far.
-        unit = self.source_var + eps
-        of_means, of_variances = (mean - self.source_mean).square() / unit, ((variance + eps) / unit).log().square()
-        # Beside the images seen, as if two had scattered as much as pixels do, by 1 in mean and in variance each.
-        noise = (scatter + 4 / size) / size
-        return ((of_means + of_variances).mean() - noise).clamp_min(0)
-
 
 def measure_fraction(distances: Sequence[Tensor], tolerance: float) -> Tensor:
     """Return how far all layers move toward recent statistics, from the distance of each layer.
@@ -180,7 +177,7 @@ def measure_fraction(distances: Sequence[Tensor], tolerance: float) -> Tensor:
     """
     squared = torch.stack(tuple(distances)).median().square()
     farthest = min(1.0, LARGEST_MOVE / math.sqrt(len(distances)))
-    return farthest * squared / (squared + tolerance**2).clamp_min(torch.finfo(squared.dtype).tiny)
+    return farthest * squared / (squared + max(tolerance**2, torch.finfo(squared.dtype).tiny))
 
 
 def use_shift_statistics_(net: nn.Module) -> nn.ModuleList:
