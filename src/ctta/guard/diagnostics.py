@@ -49,6 +49,7 @@ class Baseline:
     anchor: PredictionSummary | None = None
     tests_sorting: bool = False  # whether class-sorted batches would spoil the method's statistics
     inputs: Reading | None = None  # of the source's BatchNorms
+    has_own_anchor: bool = False  # whether the method would differ from the source without having learned anything
 
     @property
     def is_inspected(self) -> bool:
@@ -76,7 +77,8 @@ def evaluate_baseline(model: AdaptiveModel, x: Tensor, readout: Readout, *, insp
     tests_sorting = uses_batch and source_logits.ndim == 2
     if tests_sorting and len(x) >= MIN_BATCH_SIZE:
         source.compare_confidences(anchor)
-    return Baseline(source_logits, anchor_logits, source, anchor, tests_sorting, inputs)
+    has_own_anchor = own is not None and not uses_batch
+    return Baseline(source_logits, anchor_logits, source, anchor, tests_sorting, inputs, has_own_anchor)
 
 
 @torch.no_grad()

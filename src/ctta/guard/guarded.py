@@ -403,8 +403,11 @@ class Guarded(AdaptiveModel):
         if monitor is None or diagnostics.verdict is None:
             return None
         has_alarm = self.schedule.is_sorted or (diagnostics.score or 0.0) >= 1  # with a remedy of its own
-        found = monitor.list_estimates()
-        return self.schedule.react_to_estimate_(found, ignore_harm=has_alarm, on_harm=self.on_harm)
+        # The remedy does not lead such a method to the source, so doubt alone is no reason for it.
+        is_cautious = not diagnostics.baseline.has_own_anchor
+        return self.schedule.react_to_estimate_(
+            monitor.list_estimates(), is_cautious=is_cautious, ignore_harm=has_alarm, on_harm=self.on_harm
+        )
 
     def _evaluate_baseline(self, x: Tensor, readout: Readout, *, inspect: bool = False) -> Baseline:
         inspect = inspect or self.schedule.should_inspect(self.num_steps)

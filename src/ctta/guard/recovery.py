@@ -128,12 +128,13 @@ class Schedule(CpuState):
         self.num_since_alarm = self.num_healthy = 0
 
     def react_to_estimate_(
-        self, found: Sequence[GainEstimate], *, ignore_harm: bool, on_harm: str | None
+        self, found: Sequence[GainEstimate], *, is_cautious: bool, ignore_harm: bool, on_harm: str | None
     ) -> Reaction | None:
         """Let the source answer from the batch on that shows harm, until the method would gain again.
 
         Args:
             found: The estimate, and that of the newest images; none yet for too few.
+            is_cautious: Whether harm that is likely suffices; it must be certain otherwise.
             ignore_harm: Whether harm is dealt with otherwise.
             on_harm: The remedy for harm that is certain; None for that of a collapse, which harm that is likely gets.
         """
@@ -142,8 +143,9 @@ class Schedule(CpuState):
                 return None
             self.is_standby = 0
             return Reaction(EventKind.RECOVERY, f"without the source, {found[0]}")
-        on_harm = on_harm if any(each.is_harmful for each in found) else None
-        is_suspected = any(each.suggests_harm for each in found) and not ignore_harm
+        is_certain = any(each.is_harmful for each in found)
+        on_harm = on_harm if is_certain else None
+        is_suspected = (is_certain or (is_cautious and any(each.suggests_harm for each in found))) and not ignore_harm
         if not is_suspected or self.on_collapse is None is on_harm:
             return None
         if self.on_collapse is not None:
