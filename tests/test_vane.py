@@ -800,20 +800,20 @@ def test_images_of_one_class_are_worth_less() -> None:
     CLOSE([float(sample.size), share], [1.0, 1.0])
 
 
-def follow(norm: nn.BatchNorm2d, *batches: Tensor, tolerance: float = 0.025) -> tuple[ShiftStatistics, Tensor]:
-    """Return the state after batches of independent images, and the output for the last of them."""
+def follow(norm: nn.BatchNorm2d, *batches: Tensor, tolerance: float = 0.025) -> tuple[ShiftStatistics, Tensor, Tensor]:
+    """Return the state after batches of independent images, its distance, and the output for the last of them."""
     (statistics,) = use_shift_statistics_(nn.Sequential(norm))
     assert isinstance(statistics, ShiftStatistics)
-    sample, fraction = SampleState.initial(), statistics.distance
+    sample, fraction = SampleState.initial(), torch.zeros_like(statistics.scatter)
     for x in batches:
         sample, share = update_sample(sample, len(x), 0.0, 64.0, is_new_domain=False)
         for _ in range(2):  # the first time to measure
             batch = FollowedBatch(share, float(sample.size), fraction)
             with change_call(batch_facts=batch):
                 output = norm(x)
-            fraction = measure_fraction([batch.layers[norm].distance], tolerance)
+            fraction = measure_fraction([distance := batch.layers[norm].distance], tolerance)
         store_layers_(norm, nn.ModuleList([statistics]), batch.layers)
-    return statistics, output
+    return statistics, distance, output
 
 
 def norm_and_images(dtype: torch.dtype = torch.float64) -> tuple[nn.BatchNorm2d, Tensor]:
@@ -830,7 +830,7 @@ def norm_and_images(dtype: torch.dtype = torch.float64) -> tuple[nn.BatchNorm2d,
 )
 def test_statistics_move_by_the_distance_of_the_stream(shift: float, scale: float, low: float, high: float) -> None:
     norm, x = norm_and_images()
-    statistics, _ = follow(norm, x * scale + shift)
+    statistics, *_ = follow(norm, x * scale + shift)
     assert norm.running_var is not None
     fraction = (norm.running_var - statistics.source_var) / (statistics.variance - statistics.source_var)
     CLOSE(fraction[0], fraction[1])  # one for all channels
@@ -850,8 +850,7 @@ def test_images_of_the_source_move_nothing_whatever_their_number(num_images: int
     for start in range(0, 2048, 256):
         layer = copy.deepcopy(norm)
         batches = x[start : start + max(16, 4 * num_images)].split(num_images)
-        statistics, _ = follow(layer, *batches)
-        found.append(statistics.distance)
+        found.append(follow(layer, *batches)[1])
     assert measure_fraction(found, 0.025) < 0.05, "as if these were the layers of a network"
 
 
@@ -861,7 +860,7 @@ def test_a_channel_that_is_always_dead_says_nothing() -> None:
     assert norm.running_var is not None and norm.running_mean is not None
     norm.running_mean[0], norm.running_var[0] = 0.0, 1e-14  # as published networks have them
     x[:, 0] = 0
-    statistics, _ = follow(norm, x)
+    statistics, *_ = follow(norm, x)
     assert norm.running_var[1] == statistics.source_var[1]
 
 
@@ -873,7 +872,7 @@ def test_a_channel_that_is_constant_in_the_source(dtype: torch.dtype, stays_cons
     norm.running_var[0] = 0
     if stays_constant:
         x[:, 0] = norm.running_mean[0]
-    statistics, output = follow(norm, x, x)
+    statistics, _, output = follow(norm, x, x)
     assert output.isfinite().all() and all(buffer.isfinite().all() for buffer in statistics.buffers())
     if stays_constant:
         CLOSE(output[:, 0], torch.zeros_like(output[:, 0]))
@@ -883,11 +882,13 @@ def test_a_channel_that_is_constant_in_the_source(dtype: torch.dtype, stays_cons
 
 def test_a_layer_outside_of_a_step_repeats_the_last_one() -> None:
     norm, x = norm_and_images()
-    statistics, output = follow(norm, x + 1, x + 2)
+    statistics, _, output = follow(norm, x + 1, x + 2)
     before = [buffer.clone() for buffer in statistics.buffers()]
     CLOSE(norm(x + 2), output)
     for is_view in (True, False):
-        with change_call(batch_facts=(batch := FollowedBatch(0.5, 64.0, statistics.distance + 0.5, is_view=is_view))):
+        with change_call(
+            batch_facts=(batch := FollowedBatch(0.5, 64.0, torch.full_like(statistics.scatter, 0.5), is_view=is_view))
+        ):
             assert not torch.allclose(norm(x + 2), output)
         assert bool(batch.layers) != is_view
         assert all(map(torch.equal, before, statistics.buffers()))  # until the method stores what was collected

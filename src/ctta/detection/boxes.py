@@ -13,7 +13,7 @@ from ctta.functional import at_least_float32
 
 #: Boxes beyond these are not compared with each other: those with the highest scores are kept.
 MAX_CANDIDATES = 1000
-#: Suppression takes four or five passes in practice; an accelerator is asked whether all is settled after so many.
+#: Suppression takes four or five passes in practice; whether all is settled is read after that number.
 PASSES_PER_READ = 8
 #: The gray of the border around a letterboxed image.
 BORDER = 114 / 255

@@ -280,7 +280,7 @@ class SharedCall(Generic[T]):
         self._started = -math.inf
 
     async def get(self, max_age: float) -> T:
-        """Return the result of a call that began at most so many seconds ago; ApiError if there is none soon."""
+        """Return the result of a recent call, or of a new one; raise an ApiError if there is none in time."""
         is_over = self._call is None or self._call.done()
         if self._call is None or (is_over and (time.monotonic() - self._started > max_age or self._call.exception())):
             self._started = time.monotonic()

@@ -106,7 +106,6 @@ class ShiftStatistics(NormHook, nn.Module):
     mean: Tensor
     variance: Tensor
     scatter: Tensor
-    distance: Tensor
 
     def __init__(self, module: _BatchNorm) -> None:
         super().__init__()
@@ -116,7 +115,6 @@ class ShiftStatistics(NormHook, nn.Module):
         self.register_buffer("mean", module.running_mean.clone())
         self.register_buffer("variance", module.running_var.clone())
         self.register_buffer("scatter", torch.zeros((), dtype=module.running_var.dtype))
-        self.register_buffer("distance", torch.zeros((), dtype=module.running_var.dtype))
 
     @override
     def before(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -190,5 +188,5 @@ def store_layers_(net: nn.Module, statistics: nn.ModuleList, layers: Mapping[nn.
     followed = [each for each in net.modules() if isinstance(each, _BatchNorm) and each.running_mean is not None]
     for module, hook in zip(followed, statistics, strict=True):
         if (state := layers.get(module)) is not None:
-            hook.mean, hook.variance, hook.scatter, hook.distance = state[:4]
+            hook.mean, hook.variance, hook.scatter = state[:3]
             module.running_mean, module.running_var = state.used_mean, state.used_variance
