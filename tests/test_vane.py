@@ -795,6 +795,20 @@ def test_statistics_of_a_new_domain_are_those_of_its_batch() -> None:
     assert share < 0.7
 
 
+@pytest.mark.parametrize("prevails", [False, True])
+def test_nothing_is_learned_while_the_source_sees_mostly_one_class(prevails: bool) -> None:
+    x, *_ = color_stream(run_length=1)
+    model = ctta.VANE(batch_norm_classifier(), views=())
+    num_classes = model.predict(x).shape[1]
+    counts = torch.full((num_classes,), 100.0, dtype=torch.float64)
+    counts[0] += 2000 * prevails
+    before = model.source_chain.state._replace(message=counts / counts.sum(), class_counts=counts)
+    model.source_chain.store_(before)
+    model(x)
+    assert model.source_chain.state.one_class_prevails == prevails
+    assert (model.last_step is None) == prevails
+
+
 def test_images_of_one_class_are_worth_less() -> None:
     sample, share = update_sample(SampleState.initial(), 19, 0.9, 64.0, is_new_domain=False)
     CLOSE([float(sample.size), share], [1.0, 1.0])
